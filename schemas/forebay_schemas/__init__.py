@@ -1,0 +1,1 @@
+"""Wire models of Forebay; needs pydantic only."""

@@ -1,0 +1,9 @@
+"""`forebay run`: the worker."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
