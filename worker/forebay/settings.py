@@ -70,9 +70,7 @@ class Security(Section):
     def _complete(self) -> Security:
         if self.protocol.startswith("sasl") and self.mechanism is None:
             raise ValueError(f"protocol {self.protocol} needs mechanism, for example SCRAM-SHA-512")
-        if self.mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not (
-            self.username and self.password
-        ):
+        if self.mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not (self.username and self.password):
             raise ValueError(f"mechanism {self.mechanism} needs username and password")
         return self
 
@@ -108,9 +106,7 @@ class Delivery(Section):
     ordering: Literal["none", "partition", "key"] = "none"
     max_attempts: int = Field(3, ge=1)
     drain_timeout_ms: int = Field(25_000, ge=0)
-    revoke_timeout_ms: int = Field(
-        5_000, ge=0, description="how long a revoked partition may hold up the group"
-    )
+    revoke_timeout_ms: int = Field(5_000, ge=0, description="how long a revoked partition may hold up the group")
     commit_interval_ms: int = Field(200, ge=1)
     transactional_id: str | None = Field(
         None, description="exactly_once: stable and unique per worker; default GROUP-HOSTNAME"
@@ -129,9 +125,7 @@ class Batch(Section):
     max_batch_bytes: int = Field(67_108_864, ge=1024)
     max_queue_size: int | None = Field(None, ge=1, description="requests; default 8 batches")
     max_queue_bytes: int = Field(67_108_864, ge=1024)
-    priority_aging_ms: int = Field(
-        1_000, ge=1, description="a waiting request rises one priority level per this"
-    )
+    priority_aging_ms: int = Field(1_000, ge=1, description="a waiting request rises one priority level per this")
 
     @model_validator(mode="after")
     def _linger_waits(self) -> Batch:
@@ -285,9 +279,7 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
 
 
 def _from_environment() -> dict[str, Any]:
-    source = EnvSettingsSource(
-        Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__", case_sensitive=False
-    )
+    source = EnvSettingsSource(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__", case_sensitive=False)
     sections = {name.upper() for name in Settings.model_fields}
     for name in _ours():
         section = name.removeprefix(ENV_PREFIX).split("__")[0].upper()

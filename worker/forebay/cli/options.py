@@ -14,9 +14,7 @@ from forebay.settings import Settings, load
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", help="The worker's YAML file.", envvar="FOREBAY_CONFIG", show_default=False
-    ),
+    typer.Option("--config", "-c", help="The worker's YAML file.", envvar="FOREBAY_CONFIG", show_default=False),
 ]
 SetValues = Annotated[
     list[str] | None,

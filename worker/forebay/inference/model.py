@@ -47,9 +47,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if self.datatype not in DATATYPE_BYTES:
-            raise ValueError(
-                f"{self.name}: unknown datatype {self.datatype!r}; one of {', '.join(DATATYPE_BYTES)}"
-            )
+            raise ValueError(f"{self.name}: unknown datatype {self.datatype!r}; one of {', '.join(DATATYPE_BYTES)}")
         shape = tuple(self.shape)
         if not shape or shape[0] != -1:
             raise ValueError(f"{self.name}: the first dimension is the rows and must be -1, not {shape[:1]}")
