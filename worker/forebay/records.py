@@ -167,6 +167,14 @@ class Failure:
         return self.code in RETRIABLE
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of requests that ran together: rows x `dims`, row-major little-endian, or a list of elements."""
+
+    dims: tuple[int, ...]
+    content: bytes | list[bytes]
+
+
 @dataclass(slots=True)
 class Outcome:
     """What leaves the worker for one request record: a result or an error, encoded and addressed.
@@ -182,6 +190,7 @@ class Outcome:
     headers: Headers
     model: str
     arrived: float
+    echo: Headers
     failure: Failure | None = None
     attempts: int = 0
     pending: int = 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-import click
 import typer
 
 from forebay import __version__
 from forebay.errors import EXIT_USAGE, ForebayError
 
-COMMANDS = ("run",)
+COMMANDS = ("run", "send", "results", "request", "broker")
 """The modules of `forebay.cli` that register commands, in the order of the help page."""
 
 app = typer.Typer(
@@ -53,10 +52,10 @@ def main() -> None:
     except ForebayError as error:
         typer.secho(f"forebay: {error}", err=True, fg="red")
         sys.exit(error.exit_code)
-    except click.exceptions.Abort:
+    except typer.Abort:
         sys.exit(130)
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:  # typer brings its own click since 0.25; the real one never reaches here
+        getattr(error, "show", lambda: typer.secho(f"Error: {error}", err=True))()
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,9 +1,137 @@
-"""`forebay run`: the worker."""
+"""`forebay run`: the worker. Builds the rooms, installs the signals, and turns the end into an exit code."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from forebay.cli.options import Bootstrap, ConfigFile, SetValues, read_settings
+from forebay.errors import ConfigError, ForebayError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.records import Partition
+    from forebay.settings import Settings
+    from forebay.worker import Rooms
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    app.command("run", help="Run the worker: read requests, batch them, run the model, answer, commit.")(run)
+
+
+def run(
+    config: ConfigFile = None,
+    set_values: SetValues = None,
+    bootstrap_servers: Bootstrap = None,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="Stop after what is in the input topics now is answered.")
+    ] = False,
+) -> None:
+    """Run the worker until SIGTERM or Ctrl-C, which drain it; a second one leaves at once."""
+    settings = read_settings(config, set_values, {"kafka.bootstrap_servers": bootstrap_servers})
+    if not settings.served:
+        raise ConfigError("no model is configured: set model.factory (package.module:Class), for example in --config")
+    search = [Path.cwd(), *([config.resolve().parent] if config is not None else [])]
+    serve(settings, search, until_end=until_end)
+
+
+def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
+    """Run a worker with these settings in this process."""
+    from forebay import logs
+    from forebay.health import Health, OpsServer
+    from forebay.metrics import Metrics
+    from forebay.worker import Worker
+
+    logs.configure(settings.ops)
+    log = logs.logger("run")
+    limits, until = _look_at_topics(settings, until_end)
+    metrics, health = Metrics(), Health()
+    server = OpsServer(settings.ops, health, metrics.registry)
+    log.info("ops", ops_url=server.start())
+    worker = Worker(settings, _build(settings, search, limits), metrics, health)
+    _install_signals(worker)
+    try:
+        worker.run(until)
+    finally:
+        server.stop()
+
+
+def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int], Mapping[Partition, int] | None]:
+    """Check that Kafka and the topics are there; return their message limits and, if asked for, their ends.
+
+    Raises KafkaUnavailableError (exit 69) or ConfigError (exit 78).
+    """
+    from forebay.records import Partition
+    from forebay.stream import admin
+    from forebay.stream.client_config import client_config, consumer_config, producer_config
+
+    kafka = settings.kafka
+    consumer_config(kafka, settings.batch)
+    producer_config(kafka, settings.delivery)
+    config = client_config(kafka)
+    counts = admin.partition_counts(config)
+    for topic in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
+        if topic not in counts:
+            raise ConfigError(
+                f"topic {topic} does not exist at {kafka.bootstrap_servers}; create it, for example with "
+                f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic {topic} --partitions 6"
+            )
+    limits: dict[str, int] = {}
+    for topic in (kafka.output_topic, kafka.dead_letter_topic):
+        with contextlib.suppress(ForebayError):  # reading a topic's settings is a right that a worker need not have
+            limits[topic] = int(admin.topic_settings(config, topic)["max.message.bytes"])
+    if not until_end:
+        return limits, None
+    ends = admin.end_offsets(config, kafka.input_topics)
+    begins = admin.begin_offsets(config, kafka.input_topics)
+    return limits, {Partition(*p): end for p, end in ends.items() if end > begins.get(p, 0)}
+
+
+def _build(settings: Settings, search: list[Path], limits: dict[str, int]) -> Rooms:
+    from forebay.batching.batcher import Batcher, Policy
+    from forebay.batching.lanes import Bounds
+    from forebay.inference.assembly import build_pool
+    from forebay.stream.client_config import consumer_config, producer_config
+    from forebay.stream.consumer import Consumer
+    from forebay.stream.outbox import Outbox
+    from forebay.stream.results import Encoder
+    from forebay.worker import Rooms
+
+    batch, numbers = settings.batch, count(1)
+    bounds = Bounds(batch.max_batch_size, batch.max_batch_bytes, batch.max_batch_cost, batch.cost)
+    policy = Policy(bounds, batch.dispatch, batch.max_wait_ms / 1000, batch.priority_aging_ms / 1000)
+
+    def make_outbox(encoder: Encoder) -> Outbox:
+        outbox = Outbox(producer_config(settings.kafka, settings.delivery), encoder, settings.kafka.dead_letter_topic)
+        outbox.limits = limits
+        return outbox
+
+    return Rooms(
+        consumer=Consumer(consumer_config(settings.kafka, batch, bounded=True), settings.kafka.input_topics),
+        pool=build_pool(settings.served, (settings.inference, batch, settings.delivery), search, numbers),
+        make_outbox=make_outbox,
+        make_batcher=lambda model: Batcher(model, policy, numbers),
+    )
+
+
+def _install_signals(worker: Any) -> None:
+    """Let SIGTERM and SIGINT drain; a second one leaves at once. The flags are all that a handler touches."""
+    received: list[int] = []
+
+    def on_signal(number: int, _: object) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        worker.stop()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+

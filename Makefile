@@ -1,0 +1,52 @@
+# Everything a person does here. `make` alone lists it; `make demo` and `make test` set up what they need.
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/bash
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/pytest --no-header
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench faults faults-long lock reference clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything that is pinned in requirements.lock (about 3 GB to download on Linux)
+
+$(READY): requirements.lock pyproject.toml tools/setup
+	@tools/setup
+
+demo: setup ## start a real Kafka and a worker, classify photos, print each answer and a summary
+	@$(BIN)/forebay demo
+
+test: setup ## run every test that this machine can run
+	@$(PYTEST) -m "not long"
+
+check: setup ## ruff, mypy and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup ## measure throughput and latency against bare loops on this machine
+	@$(BIN)/python bench/throughput.py
+	@$(BIN)/python bench/latency.py
+
+faults: setup ## the fault tests that are part of `make test`: pytest -m "not long" tests/faults
+	@$(PYTEST) -m "not long" tests/faults
+
+faults-long: setup ## the fault tests that take minutes and `make test` leaves out: pytest -m long tests/faults
+	@$(PYTEST) -m long tests/faults
+
+reference: setup ## write the generated pages of docs/reference again
+	@$(BIN)/python tools/settings_reference.py
+	@$(BIN)/python tools/commands_reference.py
+
+lock: setup ## pin what pyproject.toml asks for in requirements.lock; UPGRADE=1 takes the newest of everything
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-annotate --quiet $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+	@echo "requirements.lock: $$(grep -c '==' requirements.lock) packages pinned; now: make setup test"
+
+clean: ## remove what was built and every cache, .venv included
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""`forebay demo`: the whole of Forebay on this machine in less than a minute, with a real model and real inputs.
+
+Starts a broker, a worker as a process of its own, sends an example's inputs and prints each result as it arrives.
+Whatever way it ends, it takes the worker and the broker with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.options import AsJson
+from forebay.errors import ForebayError
+
+if TYPE_CHECKING:
+    from forebay.broker import Broker
+    from forebay.cli.demo_examples import Example
+    from forebay.cli.demo_report import Arrival, Summary
+    from forebay.cli.demo_view import View
+    from forebay.cli.demo_worker import DemoWorker
+    from forebay.settings import Kafka
+
+DEFAULT_EXAMPLE = "image_classifier"
+PARTITIONS = 3
+EXIT_NOT_ALL_RIGHT = 1
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="demo")(demo)
+
+
+def demo(
+    example: Annotated[
+        str, typer.Option("--example", "-e", help="image_classifier, text_embedder or digits.")
+    ] = DEFAULT_EXAMPLE,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", "-n", min=1, help="How many; by default each input once.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start Kafka and a worker, send real inputs, print each result as it arrives."""
+    from forebay.cli.demo_examples import open_example
+    from forebay.cli.demo_json import JsonView
+    from forebay.cli.demo_view import ConsoleView
+
+    chosen = open_example(example)
+    view: View = JsonView() if as_json else ConsoleView(chosen)
+    with _endings_unwind():
+        all_right = _run(chosen, requests, view)
+    if not all_right:
+        raise typer.Exit(EXIT_NOT_ALL_RIGHT)
+
+
+def _run(example: Example, count: int | None, view: View) -> bool:
+    from forebay.cli.demo_worker import DemoWorker
+
+    view.opening()
+    with ExitStack() as stack:
+        broker, kafka = _start_broker(stack, view)
+        worker = stack.enter_context(DemoWorker(example, kafka))
+        try:
+            return _serve(example, count, worker, broker, kafka, view)
+        except ForebayError:
+            view.log_of_worker(worker.last_lines())
+            raise
+
+
+def _serve(example: Example, count: int | None, worker: DemoWorker, broker: Broker, kafka: Kafka, view: View) -> bool:
+    from forebay.cli.demo_report import summarise
+    from forebay.cli.demo_traffic import Traffic
+
+    with view.step("preparing the requests") as step:
+        samples = example.samples(count)
+        step.result = f"{len(samples)} requests, {sum(sample.original for sample in samples)} of them unmodified"
+    with view.step("starting the worker: it loads the model and warms it up") as step:
+        worker.await_ready()
+        step.result = f"a worker serves {example.name}, with its metrics at {worker.ops_url}/metrics"
+    alone = [sample for sample in samples if sample.original]
+    together = [sample for sample in samples if not sample.original]
+    arrivals: list[Arrival] = []
+    with Traffic(kafka, example.reader(), worker.insist_it_runs) as traffic:
+        for part, one_by_one in ((alone, True), (together, False)):
+            view.act("alone" if one_by_one else "together", len(part))
+            for arrival in traffic.ask(part, one_by_one=one_by_one):
+                arrivals.append(arrival)
+                view.arrival(arrival)
+        duplicates = traffic.count_duplicates()
+    summary: Summary = summarise(samples, arrivals, duplicates, worker.cuts(), broker.kind)
+    view.summary(summary)
+    return summary.all_right
+
+
+def _start_broker(stack: ExitStack, view: View) -> tuple[Broker, Kafka]:
+    """Start the broker and make topics that nobody else uses; on a cluster of yours they are deleted at the end."""
+    from forebay.broker import find_broker
+    from forebay.settings import load
+    from forebay.stream import admin
+    from forebay.stream.client_config import client_config
+
+    with view.step("starting a broker") as step:
+        broker = find_broker(stack, view.note)
+        name = f"forebay-demo-{uuid.uuid4().hex[:8]}"
+        kafka = load().kafka.model_copy(
+            update={
+                "bootstrap_servers": broker.bootstrap_servers,
+                "input_topics": (f"{name}.requests",),
+                "output_topic": f"{name}.results",
+                "dead_letter_topic": f"{name}.dead-letters",
+                "group_id": name,
+            }
+        )
+        topics = [*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic]
+        admin.create_topics(client_config(kafka), dict.fromkeys(topics, PARTITIONS))
+        if broker.kind == "configured":
+            stack.callback(admin.delete_topics, client_config(kafka), topics)
+        step.result = view.describe(broker)
+    if not broker.is_real:
+        view.warn_of_stand_in()
+    return broker, kafka
+
+
+@contextlib.contextmanager
+def _endings_unwind() -> Iterator[None]:
+    """Let the first Ctrl-C, SIGTERM or SIGHUP unwind what was started; further ones do not disturb the unwinding."""
+
+    def unwind(*_: object) -> None:
+        for number in ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, unwind) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

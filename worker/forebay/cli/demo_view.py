@@ -1,0 +1,192 @@
+"""How the demo looks to a person: a line per result and a panel at the end, at a terminal or in a file.
+
+`demo_json` shows the same to a program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rich.cells import set_cell_size
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from forebay import __version__
+from forebay.broker import KAFKA_VERSION, Broker
+from forebay.cli.demo_examples import Example
+from forebay.cli.demo_report import Arrival, Latency, Summary
+from forebay.records import Reason
+
+Act = Literal["alone", "together"]
+
+KINDS: Mapping[str, str] = {
+    "configured": "your Kafka",
+    "embedded": f"Apache Kafka {KAFKA_VERSION}, from its jars",
+    "container": "Apache Kafka in a container",
+    "mock": "librdkafka's mock cluster, a stand-in",
+}
+ACTS: Mapping[Act, str] = {
+    "alone": "one at a time: each finds the worker idle and leaves at once",
+    "together": "all at once: while a batch runs, the next one grows",
+}
+WHY: Mapping[str, str] = {
+    Reason.IDLE: "the replica was free",
+    Reason.FULL_ROWS: "full",
+    Reason.FULL_COST: "full by cost",
+    Reason.FULL_BYTES: "full by bytes",
+    Reason.LINGER_EXPIRED: "waited long enough",
+    Reason.DEADLINE: "a deadline was near",
+    Reason.DRAIN: "draining",
+    Reason.ISOLATION: "finding a guilty row",
+}
+STAND_IN = (
+    "This is not Apache Kafka: no real broker could be started here, so a mock cluster inside this process stands in "
+    "for it. Install forebay[broker], or name a Kafka in FOREBAY_KAFKA__BOOTSTRAP_SERVERS, to see the real thing."
+)
+BAR_CELLS = 8
+MIN_WIDTH, MAX_WIDTH = 80, 112
+
+
+@dataclass(slots=True)
+class Step:
+    """Something slow that is under way; `result` says what came of it."""
+
+    result: str = ""
+
+
+class View(Protocol):
+    """What the demo shows, in this order."""
+
+    def opening(self) -> None: ...
+    def step(self, doing: str) -> AbstractContextManager[Step]: ...
+    def note(self, line: str) -> None: ...
+    def describe(self, broker: Broker) -> str: ...
+    def warn_of_stand_in(self) -> None: ...
+    def act(self, act: Act, requests: int) -> None: ...
+    def arrival(self, arrival: Arrival) -> None: ...
+    def summary(self, summary: Summary) -> None: ...
+    def log_of_worker(self, lines: str) -> None: ...
+
+
+class ConsoleView:
+    """For a person. Without a terminal: the same lines, no colours, nothing that moves."""
+
+    def __init__(self, example: Example, console: Console | None = None) -> None:
+        self._example = example
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        if not self._console.is_terminal:
+            self._console.width = MAX_WIDTH
+        self._width = min(max(self._console.width, MIN_WIDTH), MAX_WIDTH)
+        text = self._width - BAR_CELLS - 31
+        self._asked, self._answered = text * 3 // 5, text - text * 3 // 5
+
+    def opening(self) -> None:
+        """Say what is about to happen."""
+        self._console.print(f"[bold]forebay {__version__} demo[/bold]  {self._example.title}")
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[Step]:
+        """Show that something is under way, and how long it took."""
+        step, started = Step(), time.monotonic()
+        if self._console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            with Progress(*columns, console=self._console, transient=True) as progress:
+                progress.add_task(doing)
+                yield step
+        else:
+            self._console.print(f"  … {doing}")
+            yield step
+        taken = time.monotonic() - started
+        self._console.print(f"  [green]✓[/green] {step.result or doing} [dim]({taken:.1f} s)[/dim]")
+
+    def note(self, line: str) -> None:
+        """Pass on what a step says about itself."""
+        self._console.print(Text(f"    {line}", style="dim"))
+
+    def describe(self, broker: Broker) -> str:
+        """Name the broker."""
+        return f"{KINDS[broker.kind]}, on {broker.bootstrap_servers}"
+
+    def warn_of_stand_in(self) -> None:
+        """Say that the broker is not a real one."""
+        self._console.print(Panel(STAND_IN, style="bold yellow", width=self._width))
+
+    def act(self, act: Act, requests: int) -> None:
+        """Head a part of the results."""
+        if not requests:
+            return
+        asked, answered = self._example.columns
+        plural = "s" if requests > 1 else ""
+        self._console.print(f"\n[bold]{requests} request{plural}, {ACTS[act]}[/bold]")
+        head = f"  {set_cell_size(asked, self._asked)} {set_cell_size(answered, self._answered)}"
+        self._console.print(Text(f"{head} {' score':<{6 + BAR_CELLS}} {'batch':>8} {'latency':>11}", style="dim"))
+
+    def arrival(self, arrival: Arrival) -> None:
+        """Print a result in one line."""
+        answer = arrival.answer
+        line = Text("✓ " if arrival.is_right else "✗ ", style="green" if arrival.is_right else "red")
+        line.append(_fitted(arrival.sample.name, self._asked) + " ", style="default")
+        if answer is None:
+            line.append(arrival.error or "no result")
+        else:
+            cells = round(max(0.0, min(1.0, answer.score)) * BAR_CELLS)
+            line.append(_fitted(answer.label, self._answered), style="bold default")
+            line.append(f" {answer.score:5.0%} ", style="default")
+            line.append("━" * cells, style="cyan")
+            line.append("╌" * (BAR_CELLS - cells), style="dim default")
+            line.append(f" {'of ' + str(arrival.batch_size or '?'):>8}", style="default")
+            line.append(f" {arrival.latency_ms:8.1f} ms", style="default")
+        self._console.print(line)
+
+    def summary(self, summary: Summary) -> None:
+        """Print the numbers and the verdict."""
+        grid = Table.grid(padding=(0, 3))
+        for name, text in _lines(summary):
+            grid.add_row(Text(name, style="dim"), text)
+        verdict = "every request got its result" if summary.all_right else "NOT EVERYTHING IS RIGHT"
+        style = "green" if summary.all_right else "red"
+        self._console.print()
+        self._console.print(Panel(grid, title=verdict, title_align="left", border_style=style, width=self._width))
+
+    def log_of_worker(self, lines: str) -> None:
+        """Print the end of the worker's log."""
+        if lines:
+            panel = Panel(Text(lines), title="the end of the worker's log", border_style="red", width=self._width)
+            self._console.print(panel)
+
+
+def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    told = [f"{summary.requests} sent, {summary.results} results, {summary.errors} errors"]
+    if summary.duplicates:
+        told.append(f"{summary.duplicates} duplicates")
+    yield "requests", ", ".join(told)
+    yield (
+        "answers",
+        f"{summary.right} of {summary.results} right; of the unmodified inputs {summary.originals_right} of "
+        f"{summary.originals}",
+    )
+    if summary.throughput is not None:
+        yield "throughput", f"{summary.throughput:,.1f} requests/s"
+    for name, latency in (("one at a time", summary.alone), ("all at once", summary.together)):
+        if latency is not None:
+            yield f"latency, {name}", _percentiles(latency)
+    sizes = ", ".join(f"{number} of {size}" for size, number in summary.batches.items())
+    yield "batches", f"mean size {summary.mean_batch_size:.1f}: {sizes}"
+    cuts = ", ".join(f"{WHY.get(reason, reason)} {count}" for reason, count in sorted(summary.cuts.items()))
+    yield "cut because", cuts or "the worker does not say"
+    yield "broker", KINDS[summary.broker]
+
+
+def _percentiles(latency: Latency) -> str:
+    return f"p50 {latency.p50_ms:,.1f} ms, p99 {latency.p99_ms:,.1f} ms"
+
+
+def _fitted(text: str, cells: int) -> str:
+    return set_cell_size(text, cells) if len(text) <= cells else set_cell_size(text, cells - 1) + "…"

@@ -1,0 +1,119 @@
+"""`forebay request`: send one request and wait for its result."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.options import AsJson, Bootstrap, ConfigFile, SetValues, read_settings
+from forebay.cli.send import (
+    EncodingName,
+    HeaderTexts,
+    InputName,
+    ModelName,
+    Pixels,
+    Priority,
+    Raw,
+    Size,
+    make_form,
+    make_headers,
+)
+from forebay.errors import UsageError
+
+if TYPE_CHECKING:
+    from forebay.cli.sources import Prepared
+    from forebay.records import Record
+    from forebay.settings import Kafka
+
+
+def exchange_one(kafka: Kafka, id: str, request: Prepared, reply_to: str | None, timeout: float) -> Record:
+    """Send one request and return its outcome's record. Raises InferenceTimeoutError, which says how far it came."""
+    from forebay.calls import InferenceTimeoutError
+    from forebay.records import Reply
+    from forebay.stream.exchange import Exchange, Route
+
+    reply = Reply(reply_to, None) if reply_to else None
+    exchange = Exchange(kafka, Route(kafka.input_topics[0], kafka.output_topic, reply))
+    exchange.open(timeout=10)
+    try:
+        sent = exchange.send(request.value, id.encode(), request.headers)
+        return sent.future.result(timeout)
+    except TimeoutError as error:
+        raise InferenceTimeoutError(
+            f"no result for request {id} within {timeout:g} s: {exchange.explain(sent)}"
+        ) from error
+    finally:
+        exchange.close()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(request)
+
+
+def request(
+    path: Annotated[
+        str | None,
+        typer.Argument(help="A file with one request, or - for standard input.", show_default=False),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option("--inputs", metavar="JSON", help='The request itself: {"x": [[1, 2]]}.', show_default=False),
+    ] = None,
+    input: InputName = "input",
+    encoding: EncodingName = "binary",
+    pixels: Pixels = False,
+    size: Size = None,
+    raw: Raw = False,
+    model: ModelName = None,
+    priority: Priority = None,
+    header: HeaderTexts = None,
+    id: Annotated[str | None, typer.Option("--id", help="The request id.", show_default=False)] = None,
+    reply_to: Annotated[
+        str | None, typer.Option("--reply-to", help="A reply topic; default: the output topic.", show_default=False)
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 30.0,
+    json: AsJson = False,
+    bootstrap: Bootstrap = None,
+    config: ConfigFile = None,
+    values: SetValues = None,
+) -> int:
+    """Send one request and print its result.
+
+    Exits with 1 for an error result or if none came in time; the message says how far the request got.
+    """
+    from forebay.cli.send import identify
+    from forebay.cli.sources import inline_request, read_requests
+
+    if (path is None) == (inputs is None):
+        raise UsageError("give either a file (or -) or --inputs JSON")
+    kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
+    told = make_headers(model, max(1, int(timeout * 1000)), priority, header)
+    form = make_form(input, encoding, pixels, size, raw, told)
+    found = inline_request(inputs, form) if inputs is not None else next(read_requests([path or "-"], form), None)
+    if found is None:
+        raise UsageError(f"{path} holds no request")
+    name, found_headers = identify(found, id)
+    ready = type(found)(found.value, found_headers, name, found.origin)
+    started = time.monotonic()
+    record = exchange_one(kafka, name, ready, reply_to, timeout)
+    return _print(record, time.monotonic() - started, json)
+
+
+def _print(record: Record, seconds: float, json: bool) -> int:
+    """Print the outcome; returns the exit code."""
+    import orjson
+
+    from forebay.cli.outcomes import read_outcome, record_as_json
+    from forebay.cli.results import show
+    from forebay.wire import Result
+
+    milliseconds = round(seconds * 1000, 1)
+    if json:
+        typer.echo(orjson.dumps(record_as_json(record) | {"latency_ms": milliseconds}).decode())
+    else:
+        show(record, json=False)
+        typer.echo(f"{milliseconds:.1f} ms", err=True)
+    return 0 if isinstance(read_outcome(record), Result) else 1

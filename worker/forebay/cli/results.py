@@ -1,0 +1,91 @@
+"""`forebay results`: follow the output topic."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.options import AsJson, Bootstrap, ConfigFile, SetValues, read_settings
+
+if TYPE_CHECKING:
+    from forebay.records import Record
+    from forebay.stream.tail import Tail
+
+
+def show(record: Record, json: bool) -> None:
+    """Print one outcome."""
+    import orjson
+    from rich.console import Console
+
+    from forebay.cli.outcomes import as_line, key_of, read_outcome, record_as_json
+
+    if json:
+        typer.echo(orjson.dumps(record_as_json(record)).decode())
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(key_of(record), style="bold", end="  ", markup=False)
+        console.print(as_line(read_outcome(record)))
+
+
+def follow(tail: Tail, ids: list[str], count: int | None, until_end: bool, timeout: float | None, json: bool) -> int:
+    """Print outcomes until there are enough, the end is reached or time is up; returns how many."""
+    from forebay.cli.outcomes import matches
+
+    shown = 0
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while (count is None or shown < count) and not (until_end and tail.at_end):
+        left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
+        if left <= 0:
+            break
+        for record in tail.read(wait=left):
+            if matches(record, ids) and (count is None or shown < count):
+                show(record, json)
+                shown += 1
+    return shown
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(results)
+
+
+def results(
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="Default: kafka.output_topic.", show_default=False)
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start at the first record kept, not at the end.")
+    ] = False,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end instead of following on.")] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many.", show_default=False)
+    ] = None,
+    id: Annotated[
+        list[str] | None, typer.Option("--id", help="Only this request id; repeatable.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Stop after this many seconds.", show_default=False)
+    ] = None,
+    json: AsJson = False,
+    bootstrap: Bootstrap = None,
+    config: ConfigFile = None,
+    values: SetValues = None,
+) -> int:
+    """Follow the output topic, without a consumer group.
+
+    Exits with 1 if --count or --id was given and fewer outcomes came before --timeout.
+    """
+    from forebay.stream.tail import Tail
+
+    kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
+    ids = id or []
+    wanted = count if count is not None else len(ids) or None
+    tail = Tail(kafka, [topic or kafka.output_topic], "beginning" if from_beginning else "end")
+    tail.open()
+    try:
+        shown = follow(tail, ids, wanted, until_end, timeout, json)
+    finally:
+        tail.close()
+    return 1 if wanted is not None and shown < wanted else 0

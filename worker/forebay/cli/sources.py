@@ -1,0 +1,226 @@
+"""Where `forebay send` and `forebay request` take requests from: JSON lines, documents, arrays, text, images.
+
+Each becomes a record value with headers. Knows files and the wire, and nothing of Kafka.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from forebay.errors import UsageError
+from forebay.records import Headers
+from forebay.wire import RequestOptions, WireEncoding, WireError, build_request
+
+IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"})
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How files become requests. `input` names the tensor where a file does not; `size` is (height, width)."""
+
+    input: str = "input"
+    encoding: WireEncoding = "binary"
+    pixels: bool = False
+    size: tuple[int, int] | None = None
+    raw: bool = False
+    options: RequestOptions = field(default_factory=lambda: RequestOptions())
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready to send. `id` is what the body or the file says, else None; `origin` is for messages."""
+
+    value: bytes
+    headers: Headers
+    id: str | None
+    origin: str
+
+
+def read_requests(paths: Sequence[str], form: Form) -> Iterator[Prepared]:
+    """Give the requests of files, folders and `-`, which is standard input; folders by name, deeply.
+
+    Raises UsageError with file and line for what cannot become a request.
+    """
+    for path in paths or [STDIN]:
+        if path == STDIN:
+            yield from _lines("standard input", sys.stdin.buffer, form)
+            continue
+        files = [Path(path)]
+        if files[0].is_dir():
+            files = sorted(file for file in files[0].rglob("*") if file.is_file() and _kind(file, form) is not None)
+        for file in files:
+            yield from _file(file, form)
+
+
+def inline_request(text: str, form: Form) -> Prepared:
+    """Give the request that a JSON text of the command line says."""
+    return _document("--inputs", text.encode(), form)
+
+
+def parse_header(text: str) -> tuple[str, bytes]:
+    """Read `NAME=VALUE`; a value that starts with `0x` is bytes in hexadecimal."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise UsageError(f"--header takes NAME=VALUE, not {text!r}")
+    if value.startswith("0x"):
+        try:
+            return name, bytes.fromhex(value[2:])
+        except ValueError as error:
+            raise UsageError(f"--header {name}: {value!r} is not hexadecimal") from error
+    return name, value.encode()
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """Read `HEIGHTxWIDTH`."""
+    if text is None:
+        return None
+    height, _, width = text.lower().partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise UsageError(f"--size takes HEIGHTxWIDTH such as 224x224, not {text!r}")
+    return int(height), int(width)
+
+
+def _kind(file: Path, form: Form) -> Callable[[Path, Form], Iterable[Prepared]] | None:
+    suffix = file.suffix.lower()
+    if form.raw:
+        return _raw
+    if suffix in IMAGES:
+        return _image
+    return {
+        ".jsonl": _json_lines,
+        ".ndjson": _json_lines,
+        ".json": _json,
+        ".txt": _text,
+        ".npy": _arrays,
+        ".npz": _arrays,
+    }.get(suffix)
+
+
+def _file(file: Path, form: Form) -> Iterator[Prepared]:
+    kind = _kind(file, form)
+    if kind is None:
+        known = ".jsonl .ndjson .json .txt .npy .npz and images"
+        raise UsageError(f"{file}: cannot tell what this is; known are {known}, or --raw for the bytes as they are")
+    try:
+        yield from kind(file, form)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+    except WireError as error:
+        raise UsageError(f"{file}: {error}") from error
+
+
+def _raw(file: Path, form: Form) -> Iterator[Prepared]:
+    yield Prepared(file.read_bytes(), list(form.options.get("headers") or ()), None, str(file))
+
+
+def _json_lines(file: Path, form: Form) -> Iterator[Prepared]:
+    with file.open("rb") as lines:
+        yield from _lines(str(file), lines, form)
+
+
+def _lines(origin: str, lines: Iterable[bytes], form: Form) -> Iterator[Prepared]:
+    for number, line in enumerate(lines, start=1):
+        text = line.rstrip(b"\r\n")
+        if form.raw:
+            yield Prepared(text, list(form.options.get("headers") or ()), None, f"{origin}:{number}")
+        elif text.strip():
+            yield _document(f"{origin}:{number}", text, form)
+
+
+def _json(file: Path, form: Form) -> Iterator[Prepared]:
+    yield _document(str(file), file.read_bytes(), form)
+
+
+def _document(origin: str, text: bytes, form: Form) -> Prepared:
+    """Take an OIP document as it is, or build a request from `{"name": values}`."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{origin}: not JSON: {error}; use --raw to send it all the same") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{origin}: a request is a JSON object, not {type(document).__name__}")
+    if isinstance(document.get("inputs"), list) and all(isinstance(entry, dict) for entry in document["inputs"]):
+        _check(origin, text)
+        _, headers = build_request({"any": [0]}, encoding="json", **_without_document(form.options))
+        return Prepared(text, headers, document.get("id"), origin)
+    return _build(origin, document, form, None)
+
+
+def _without_document(options: RequestOptions) -> RequestOptions:
+    """Keep what travels as headers; the document stays as it is."""
+    kept = options.copy()
+    for name in ("id", "outputs", "parameters"):
+        kept.pop(name, None)  # type: ignore[misc]
+    return kept
+
+
+def _check(origin: str, text: bytes) -> None:
+    from pydantic import ValidationError
+
+    from forebay_schemas import InferenceRequest
+
+    try:
+        InferenceRequest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise UsageError(
+            f"{origin}: {place + ': ' if place else ''}{message}; use --raw to send it all the same"
+        ) from error
+
+
+def _build(origin: str, inputs: Mapping[str, Any], form: Form, id: str | None) -> Prepared:
+    try:
+        value, headers = build_request(inputs, encoding=form.encoding, **form.options)
+    except WireError as error:
+        raise UsageError(f"{origin}: {error}") from error
+    return Prepared(value, headers, id, origin)
+
+
+def _text(file: Path, form: Form) -> Iterator[Prepared]:
+    """One request per line that is not empty."""
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if line.strip():
+            yield _build(f"{file}:{number}", {form.input: [line]}, form, None)
+
+
+def _arrays(file: Path, form: Form) -> Iterator[Prepared]:
+    import numpy as np
+
+    try:
+        loaded = np.load(file, allow_pickle=False)
+    except ValueError as error:
+        raise UsageError(f"{file}: not an array file without pickled objects: {error}") from error
+    inputs = {form.input: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    yield _build(str(file), inputs, form, file.stem)
+
+
+def _image(file: Path, form: Form) -> Iterator[Prepared]:
+    """The encoded file as one BYTES element, or its pixels as UINT8 [1, height, width, 3]."""
+    content = [file.read_bytes()] if not form.pixels else _pixels(file, form.size)
+    yield _build(str(file), {form.input: content}, form, file.stem)
+
+
+def _pixels(file: Path, size: tuple[int, int] | None) -> Any:
+    import numpy as np
+
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise UsageError("--pixels needs Pillow: pip install pillow; or send the files undecoded") from error
+    try:
+        with Image.open(file) as image:
+            decoded = image.convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise UsageError(f"{file}: not an image that can be decoded") from error
+    if size is not None:
+        decoded = decoded.resize((size[1], size[0]))
+    return np.asarray(decoded, dtype=np.uint8)[np.newaxis]

@@ -1,0 +1,64 @@
+"""Puts a pool together from the settings. Imports no torch: devices are named here and found in the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from forebay.inference.messages import Start
+from forebay.inference.pool import Limits, Pool
+from forebay.inference.replicas import Replica
+from forebay.inference.staging import SlotSize, Staging
+from forebay.inference.transports import InlineTransport, ProcessTransport, ThreadTransport, Transport
+from forebay.settings import Batch, Delivery, Inference, ModelSettings
+
+SLOTS = 2
+"""Slots of a replica: one that it runs and one that is filled meanwhile."""
+
+_MARGIN = 65_536
+_LEAST_OUTPUT = 67_108_864
+
+
+def build_pool(
+    models: Sequence[ModelSettings],
+    sections: tuple[Inference, Batch, Delivery],
+    search: Sequence[Path],
+    numbers: Iterator[int],
+) -> Pool:
+    """Return a pool with the replicas of every model, not started. `search` are folders to import factories from."""
+    inference, batch, delivery = sections
+    size = SlotSize(batch.max_batch_bytes + _MARGIN, max(batch.max_batch_bytes, _LEAST_OUTPUT))
+    replicas = []
+    for model in models:
+        start = Start(
+            model=model.name,
+            version=model.version,
+            factory=model.factory,
+            path=str(model.path) if model.path else None,
+            weights=str(model.weights) if model.weights else None,
+            options=dict(model.options),
+            device=inference.device,
+            precision=inference.precision,
+            threads=inference.threads,
+            max_batch_size=batch.max_batch_size,
+            slot_bytes=size.total,
+            input_bytes=size.inputs,
+            slots=SLOTS,
+            search=[str(folder.resolve()) for folder in search],
+        )
+        for number in range(inference.replicas):
+            staging = Staging(size, SLOTS)
+            replicas.append(Replica(f"{model.name}-{number}", start, _transport(inference, staging), staging))
+    limits = Limits(
+        execution_timeout=inference.execution_timeout_ms / 1000,
+        start_timeout=inference.start_timeout_ms / 1000,
+        max_attempts=delivery.max_attempts,
+        max_restarts=inference.max_restarts,
+    )
+    return Pool(replicas, limits, numbers)
+
+
+def _transport(inference: Inference, staging: Staging) -> Transport:
+    if inference.executor == "process":
+        return ProcessTransport(staging.descriptor)
+    return ThreadTransport(staging.map) if inference.executor == "thread" else InlineTransport(staging.map)

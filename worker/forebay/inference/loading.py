@@ -1,0 +1,144 @@
+"""Loading a model in the process that runs it: import the factory, load, force and verify eval mode.
+
+Imports torch. Every failure is a sentence that names what to mend.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forebay.errors import ModelError
+from forebay.inference.messages import Start
+from forebay.inference.model import Model, TensorSpec
+
+_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def load(start: Start, device: torch.device) -> Model:
+    """Make, load and check the model that `start` names. Raises ModelError with one sentence."""
+    for folder in reversed(start.search):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    model = _make(start)
+    _check_declared(model)
+    try:
+        model.load(device)
+    except Exception as error:
+        raise ModelError(f"{_name(model)}.load() failed: {where(error)}") from error
+    if start.weights is not None:
+        _load_weights(model, Path(start.weights))
+    for module in modules(model):
+        module.eval().requires_grad_(False)
+        if start.precision != "fp32":
+            module.to(_PRECISIONS[start.precision])
+    verify_eval(model)
+    return model
+
+
+def modules(model: Model) -> Iterator[torch.nn.Module]:
+    """Yield the top modules that a model holds."""
+    if isinstance(model, torch.nn.Module):
+        yield model
+        return
+    for value in vars(model).values():
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        for part in held:
+            if isinstance(part, torch.nn.Module):
+                yield part
+
+
+def verify_eval(model: Model) -> None:
+    """Raise ModelError where a module is in training mode: dropout and batch norm would spoil results."""
+    for top in modules(model):
+        for name, module in top.named_modules():
+            if module.training:
+                where_ = name or type(module).__name__
+                raise ModelError(f"{_name(model)}: {where_} is in training mode; forward() must not call train()")
+
+
+def where(error: BaseException) -> str:
+    """Describe an error of the user's code: type, message and the line that raised it."""
+    text = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if "site-packages" not in frame.filename and "forebay/inference" not in frame.filename
+    ]
+    if own:
+        text += f" ({Path(own[-1].filename).name}:{own[-1].lineno})"
+    return " ".join(text.split())[:500]
+
+
+def _make(start: Start) -> Model:
+    if start.path is not None:
+        raise ModelError(f"model.path {start.path}: loading files without code is not there yet; use model.factory")
+    module_name, _, attribute = (start.factory or "").partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            looked = ", ".join(start.search)
+            raise ModelError(
+                f"model.factory: there is no module {error.name!r} (looked in {looked} and sys.path)"
+            ) from error
+        raise ModelError(f"model.factory: importing {module_name} failed: {where(error)}") from error
+    except Exception as error:
+        raise ModelError(f"model.factory: importing {module_name} failed: {where(error)}") from error
+    factory: Any = module
+    for part in attribute.split("."):
+        factory = getattr(factory, part, None)
+    if factory is None:
+        raise ModelError(f"model.factory: {module_name} has no {attribute!r}")
+    if not callable(factory):
+        raise ModelError(f"model.factory: {start.factory} is not a class or a function")
+    try:
+        model = factory(**start.options)
+    except Exception as error:
+        raise ModelError(f"model.factory: {start.factory} with model.options failed: {where(error)}") from error
+    if not isinstance(model, Model):
+        raise ModelError(f"model.factory: {start.factory} made a {type(model).__name__}, not a forebay.Model")
+    return model
+
+
+def _check_declared(model: Model) -> None:
+    for kind in ("inputs", "outputs"):
+        specs = getattr(model, kind, None)
+        if not specs or not all(isinstance(spec, TensorSpec) for spec in specs):
+            raise ModelError(f"{_name(model)} must declare {kind} as a list of TensorSpec")
+        names = [spec.name for spec in specs]
+        if len(set(names)) != len(names):
+            raise ModelError(f"{_name(model)}: {kind} has the same name twice")
+    has_prepare = callable(getattr(model, "prepare", None))
+    if has_prepare != bool(model.prepared):
+        raise ModelError(f"{_name(model)} needs both prepare() and prepared = [TensorSpec(…)], or neither")
+    taken = inspect.signature(model.forward).parameters
+    given = model.prepared or model.inputs
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        for spec in given:
+            if spec.name not in taken:
+                raise ModelError(f"{_name(model)}.forward() takes no argument {spec.name!r}, which is declared")
+
+
+def _load_weights(model: Model, path: Path) -> None:
+    from safetensors.torch import load_model
+
+    if path.suffix != ".safetensors":
+        raise ModelError(f"model.weights {path} must be a .safetensors file")
+    tops = list(modules(model))
+    if len(tops) != 1:
+        raise ModelError(f"model.weights needs a model that holds one module; {_name(model)} holds {len(tops)}")
+    try:
+        load_model(tops[0], path)
+    except Exception as error:
+        raise ModelError(f"model.weights {path} does not fit {_name(model)}: {where(error)}") from error
+
+
+def _name(model: Model) -> str:
+    return type(model).__name__

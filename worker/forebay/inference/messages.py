@@ -1,0 +1,117 @@
+"""What the loop and a replica tell each other: small structs in MessagePack. Tensors cross in staging slots instead.
+
+Nothing is ever pickled: a replica reads only these types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Spec(msgspec.Struct, array_like=True, frozen=True):
+    """A declared tensor."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    pad: float | None = None
+
+
+class Start(msgspec.Struct, array_like=True, tag="start"):
+    """Loop to replica, once: what to load and where. `search` are folders to import the factory from."""
+
+    model: str
+    version: str
+    factory: str | None
+    path: str | None
+    weights: str | None
+    options: dict[str, Any]
+    device: str
+    precision: str
+    threads: int | None
+    max_batch_size: int
+    slot_bytes: int
+    input_bytes: int
+    slots: int
+    search: list[str]
+
+
+class Placed(msgspec.Struct, array_like=True):
+    """A tensor in a slot: `offset` from the slot's start, its bytes, and its dimensions with the rows first."""
+
+    offset: int
+    size: int
+    dims: list[int]
+
+
+class Run(msgspec.Struct, array_like=True, tag="run"):
+    """Loop to replica: run the batch in `slot`.
+
+    `rows` has the rows of each request; empty: one each. `shapes` has the dimensions of every input of every request
+    where the tensors of a batch lie one after the other instead of stacked (models with `prepare`); else it is empty.
+    """
+
+    number: int
+    slot: int
+    requests: int
+    rows: list[int]
+    inputs: list[Placed]
+    shapes: list[list[list[int]]]
+
+
+class Part(msgspec.Struct, array_like=True):
+    """Outputs of requests that ran together. `requests` are their indices in order; empty: all of the batch."""
+
+    requests: list[int]
+    outputs: list[Placed]
+
+
+class Mistake(msgspec.Struct, array_like=True):
+    """One request's error."""
+
+    request: int
+    code: str
+    message: str
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready"):
+    """Replica to loop, once: loaded, checked and warm."""
+
+    inputs: list[Spec]
+    outputs: list[Spec]
+    prepares: bool
+    device: str
+    load_seconds: float
+    warm_up_seconds: float
+    curve: list[tuple[int, float]]
+    notes: list[str]
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed"):
+    """Replica to loop, once: it cannot start, and why, for a person."""
+
+    message: str
+
+
+class Done(msgspec.Struct, array_like=True, tag="done"):
+    """Replica to loop: a batch is finished. A later part replaces an earlier one, a mistake replaces both."""
+
+    number: int
+    parts: list[Part]
+    mistakes: list[Mistake]
+    stage_seconds: float
+    forward_seconds: float
+    total_seconds: float
+    executions: int
+    memory: dict[str, int]
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop"):
+    """Loop to replica: finish and exit."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Stop).decode
+decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done).decode

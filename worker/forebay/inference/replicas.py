@@ -1,0 +1,157 @@
+"""One replica as the loop sees it: its transport, its staging slots, and the batches that it has. No torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from forebay.inference.messages import Done, Failed, Part, Ready, Run, Start, decode_to_loop, encode
+from forebay.inference.staging import Staging
+from forebay.inference.transports import Transport
+from forebay.records import Batch, Code, Failure, Output, Request, Signature, TensorShape, Timings
+
+
+class State(Enum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class Finished:
+    """A batch that came back: outputs of requests that ran together, and the failures of the others."""
+
+    batch: Batch
+    results: list[tuple[list[Request], list[Output]]]
+    failures: list[tuple[Request, Failure]]
+    timings: Timings = field(default_factory=Timings)
+
+
+class Replica:
+    """A replica of one model. `start` says what it loads; a transport may be launched more than once."""
+
+    def __init__(self, name: str, start: Start, transport: Transport, staging: Staging) -> None:
+        self.name = name
+        self.model = start.model
+        self.transport = transport
+        self.state = State.DOWN
+        self.relaunch_at = 0.0
+        self.running: deque[tuple[Batch, Run]] = deque()
+        self.memory: dict[str, int] = {}
+        self.signature: Signature | None = None
+        self._start = start
+        self._staging = staging
+        self._since = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could run a batch this moment."""
+        return self.state is State.READY and not self.running
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch can be staged, to run now or next."""
+        return self.state is State.READY and self._staging.free > 0
+
+    def launch(self, now: float) -> None:
+        """Start it; the model loads in the background."""
+        self._staging.reset()
+        self.transport.launch()
+        self.state = State.STARTING
+        self._since = now
+        self.transport.send(encode(self._start))
+
+    def submit(self, batch: Batch, now: float) -> None:
+        """Write a batch into a slot and tell the replica. Raises OSError where it is gone."""
+        assert self.signature is not None
+        job = self._staging.write(batch, self.signature)
+        if not self.running:
+            self._since = now
+        self.running.append((batch, job))
+        self.transport.send(encode(job))
+
+    def messages(self) -> Iterator[Ready | Failed | Done]:
+        """Yield what the replica has said. Raises EOFError where it is gone."""
+        while (raw := self.transport.receive()) is not None:
+            yield decode_to_loop(raw)
+
+    def became_ready(self, ready: Ready) -> Signature:
+        """Take over what the replica says of its model."""
+        self.state = State.READY
+        specs = [
+            tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
+            for declared in (ready.inputs, ready.outputs)
+        ]
+        self.signature = Signature(self.model, self._start.version, specs[0], specs[1], ready.prepares)
+        return self.signature
+
+    def take(self, done: Done, now: float) -> tuple[Batch, list[tuple[Part, list[Output]]]]:
+        """Return the batch that `done` is about with its outputs, copied out of the slot, which is free again."""
+        batch, job = self.running.popleft()
+        assert job.number == done.number
+        assert self.signature is not None
+        self._since = now
+        self.memory = done.memory
+        parts: list[tuple[Part, list[Output]]] = []
+        for part in done.parts:
+            outputs = [
+                Output(tuple(place.dims[1:]), self._staging.read(job.slot, place, spec.datatype == "BYTES"))
+                for spec, place in zip(self.signature.outputs, part.outputs, strict=True)
+            ]
+            parts.append((part, outputs))
+        self._staging.release(job.slot)
+        return batch, parts
+
+    def late(self, now: float, execution_timeout: float, start_timeout: float) -> str | None:
+        """Say what takes too long; None if nothing does."""
+        if self.state is State.STARTING and now - self._since > start_timeout:
+            return f"the model was not ready within inference.start_timeout_ms ({start_timeout:.0f} s)"
+        if self.running and now - self._since > execution_timeout:
+            return f"a batch took longer than inference.execution_timeout_ms ({execution_timeout * 1000:.0f} ms)"
+        return None
+
+    def down(self, relaunch_at: float) -> None:
+        """Note that it is gone; its batches are somebody else's now."""
+        self.state = State.DOWN
+        self.relaunch_at = relaunch_at
+        self.running.clear()
+
+    def stop(self) -> None:
+        """End it and give the staging memory back."""
+        self.transport.stop()
+        self.state = State.DOWN
+        self._staging.close()
+
+
+def finished(replica: Replica, done: Done, now: float) -> Finished:
+    """Match what a replica did to the requests of the batch, by index: a later part replaces an earlier one."""
+    batch, parts = replica.take(done, now)
+    requests = batch.requests
+    timings = Timings(done.stage_seconds, done.forward_seconds, done.total_seconds, done.executions)
+    failed = {mistake.request: Failure(Code(mistake.code), mistake.message) for mistake in done.mistakes}
+    failures = [(requests[index], failure) for index, failure in failed.items()]
+    if len(parts) == 1 and not failed:
+        return Finished(batch, [(requests, parts[0][1])], failures, timings)
+    results: list[tuple[list[Request], list[Output]]] = []
+    missing = set(range(len(requests))) - set(failed)
+    for part, outputs in reversed(parts):
+        begin = 0
+        rows = sum(requests[index].rows for index in part.requests)
+        for index in part.requests:
+            end = begin + requests[index].rows
+            if index in missing:
+                missing.remove(index)
+                results.append(([requests[index]], [_slice(output, begin, end, rows) for output in outputs]))
+            begin = end
+    lost = Failure(Code.INTERNAL, "the replica returned nothing for this request")
+    failures += [(requests[index], lost) for index in sorted(missing)]
+    return Finished(batch, results, failures, timings)
+
+
+def _slice(output: Output, begin: int, end: int, rows: int) -> Output:
+    width = len(output.content) // rows
+    return Output(output.dims, output.content[begin * width : end * width])

@@ -1,0 +1,210 @@
+"""How the loop reaches a replica: a process of its own (the default), a thread, or inline in the loop.
+
+Each carries the same messages and the same staging slots. No torch is imported here, except by `thread` and `inline`,
+which run the model in this process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from forebay.inference.messages import Run, Start, decode_to_replica, encode
+
+_EXIT_GRACE_SECONDS = 2.0
+
+
+class Transport(Protocol):
+    """The loop's end of a replica."""
+
+    def launch(self) -> None: ...
+    def send(self, message: bytes) -> None: ...
+    def receive(self) -> bytes | None: ...
+    def descriptor(self) -> int | None: ...
+    def gone(self) -> str | None: ...
+    def kill(self) -> bool: ...
+    def stop(self) -> None: ...
+
+
+class ProcessTransport:
+    """A replica in a process of its own, started afresh, never forked: it can be killed and replaced."""
+
+    def __init__(self, memory_descriptor: int) -> None:
+        self._memory_descriptor = memory_descriptor
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def launch(self) -> None:
+        """Start the process."""
+        ours, theirs = socket.socketpair()
+        child = theirs.fileno()
+        command = [sys.executable, "-m", "forebay.inference.replica"]
+        command += [str(child), str(self._memory_descriptor), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=(child, self._memory_descriptor), stdin=subprocess.DEVNULL
+            )
+        finally:
+            theirs.close()
+        self._connection = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int | None:
+        """The process id."""
+        return self._process.pid if self._process else None
+
+    def send(self, message: bytes) -> None:
+        """Send a message; raises OSError where the process is gone."""
+        assert self._connection is not None
+        self._connection.send_bytes(message)
+
+    def receive(self) -> bytes | None:
+        """Return a message if one is there; raises EOFError where the process is gone."""
+        assert self._connection is not None
+        return self._connection.recv_bytes() if self._connection.poll() else None
+
+    def descriptor(self) -> int | None:
+        """Return what becomes readable with the next message."""
+        return self._connection.fileno() if self._connection is not None else None
+
+    def gone(self) -> str | None:
+        """Say how the process ended; None while it lives."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return None
+        return f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
+
+    def kill(self) -> bool:
+        """End the process at once; a stopped one, too."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._hang_up()
+        return True
+
+    def stop(self) -> None:
+        """Let the process end by itself, for a moment, then end it."""
+        self._hang_up()
+        if self._process is not None:
+            try:
+                self._process.wait(_EXIT_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class ThreadTransport:
+    """A replica in a thread of this process. It cannot be killed: a hang ends the worker."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._connection: Connection | None = None
+        self._thread: threading.Thread | None = None
+
+    def launch(self) -> None:
+        """Start the thread."""
+        from forebay.inference.replica import serve
+
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        far_end = Connection(theirs.detach())
+
+        def run() -> None:
+            try:
+                serve(far_end, self._memory)
+            finally:
+                far_end.close()
+
+        self._thread = threading.Thread(target=run, name="forebay-replica", daemon=True)
+        self._thread.start()
+
+    def send(self, message: bytes) -> None:
+        """Send a message; raises OSError where the thread is gone."""
+        assert self._connection is not None
+        self._connection.send_bytes(message)
+
+    def receive(self) -> bytes | None:
+        """Return a message if one is there; raises EOFError where the thread is gone."""
+        assert self._connection is not None
+        return self._connection.recv_bytes() if self._connection.poll() else None
+
+    def descriptor(self) -> int | None:
+        """Return what becomes readable with the next message."""
+        return self._connection.fileno() if self._connection is not None else None
+
+    def gone(self) -> str | None:
+        """Say how the thread ended; None while it lives."""
+        return None if self._thread is None or self._thread.is_alive() else "its thread ended"
+
+    def kill(self) -> bool:
+        """Say that a thread cannot be killed, unless it has ended already."""
+        ended = self.gone() is not None
+        self.stop()
+        return ended
+
+    def stop(self) -> None:
+        """Let the thread end when its batch is finished."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._thread is not None:
+            self._thread.join(_EXIT_GRACE_SECONDS)
+
+
+class InlineTransport:
+    """A replica in the loop's own thread: for tests and tiny models. While it computes, nothing is polled."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._answers: deque[bytes] = deque()
+        self._runner: object = None
+
+    def launch(self) -> None:
+        """Do nothing: the model is loaded by the first message."""
+        self._runner = None
+
+    def send(self, message: bytes) -> None:
+        """Run what the message asks for."""
+        from forebay.inference.replica import begin
+        from forebay.inference.runner import DeviceLost, Runner
+
+        job = decode_to_replica(message)
+        if isinstance(job, Start):
+            answer, self._runner = begin(job, self._memory)
+            self._answers.append(encode(answer))
+        elif isinstance(job, Run) and isinstance(self._runner, Runner):
+            try:
+                self._answers.append(encode(self._runner.run(job)))
+            except DeviceLost as error:
+                raise OSError(f"the device is lost: {error}") from error
+
+    def receive(self) -> bytes | None:
+        """Return the next answer."""
+        return self._answers.popleft() if self._answers else None
+
+    def descriptor(self) -> int | None:
+        """Return None: answers are there at once."""
+        return None
+
+    def gone(self) -> str | None:
+        """Return None: it lives as long as the loop."""
+        return None
+
+    def kill(self) -> bool:
+        """Say that it cannot be killed."""
+        return False
+
+    def stop(self) -> None:
+        """Forget the model."""
+        self._runner = None

@@ -1,0 +1,127 @@
+"""Every metric, declared once. The only place that knows Prometheus. The loop writes per batch, never per record.
+
+Labels are bounded: models, codes, reasons, topics and partitions; never a request id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from forebay import __version__
+from forebay.records import Partition
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Latency(Collector):
+    """A histogram by model that takes many values at once: observing one by one would cost a microsecond each."""
+
+    def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+        registry.register(self)
+
+    def observe(self, model: str, values: Iterable[float]) -> None:
+        """Count `values`, in seconds."""
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self._counts[model] = [0] * (len(_SECONDS) + 1)
+            self._sums[model] = 0.0
+        total = 0.0
+        for value in values:
+            counts[bisect_left(_SECONDS, value)] += 1
+            total += value
+        self._sums[model] += total
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Return the histogram as Prometheus reads it."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=["model"])
+        for model, counts in list(self._counts.items()):
+            buckets: list[tuple[str, float]] = []
+            running = 0
+            for bound, found in zip((*_SECONDS, float("inf")), list(counts), strict=True):
+                running += found
+                buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), running))
+            family.add_metric([model], buckets, self._sums[model])
+        yield family
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """Return the empty family, so that registering collects nothing."""
+        return [HistogramMetricFamily(self._name, self._documentation, labels=["model"])]
+
+
+class Metrics:
+    """The metrics of one worker, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        Info("forebay_build", "The version that runs.", registry=registry).info({"version": __version__})
+
+        def counter(name: str, documentation: str, *labels: str) -> Counter:
+            return Counter(f"forebay_{name}", documentation, labels, registry=registry)
+
+        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
+            return Gauge(f"forebay_{name}", documentation, labels, registry=registry)
+
+        self.requests = counter(
+            "requests_total", "Requests answered, by outcome: ok or an error code.", "model", "outcome"
+        )
+        self.rows = counter("rows_total", "Rows that came back from the model.", "model")
+        self.request_duration = Latency(
+            "forebay_request_duration_seconds", "From reading a request to its acknowledged outcome.", registry
+        )
+        self.queue_duration = Latency("forebay_queue_seconds", "From reading a request to cutting its batch.", registry)
+        self.batch_size = Histogram(
+            "forebay_batch_size", "Rows of a batch.", ["model"], buckets=_ROWS, registry=registry
+        )
+        self.batch_stage = Histogram(
+            "forebay_batch_stage_seconds",
+            "Time of a batch by stage: stage (slot to device), forward, encode (results to Kafka).",
+            ["model", "stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.cuts = counter("batch_cuts_total", "Batches by why they were cut.", "model", "reason")
+        self.executions = counter("executions_total", "Forward calls, isolation included.", "model")
+        self.isolation = counter(
+            "isolation_executions_total", "Forward calls that only separated guilty requests from the others.", "model"
+        )
+        self.queue_requests = gauge("queue_requests", "Requests that wait for a batch.")
+        self.queue_bytes = gauge("queue_bytes", "Bytes of records that were read and are not settled.")
+        self.in_flight = gauge("in_flight_requests", "Requests that replicas have.")
+        self.unacknowledged = gauge("unacknowledged_outcomes", "Outcomes sent and not acknowledged.")
+        self.lag = gauge("partition_lag_records", "Records behind the end of a partition.", "topic", "partition")
+        self.committed = gauge("committed_offset", "The committed offset of a partition.", "topic", "partition")
+        self.commits = counter("commits_total", "Commits by result: ok or the error's name.", "result")
+        self.dead_letters = counter("dead_letters_total", "Dead letters by error code.", "code")
+        self.rebalances = counter("rebalances_total", "Assignment changes: assigned, revoked, lost.", "kind")
+        self.assigned = gauge("partitions_assigned", "Partitions assigned to this worker.")
+        self.paused = gauge("paused", "1 while partitions are paused because the queue is full.")
+        self.replicas_ready = gauge("replicas_ready", "Replicas that can take batches.")
+        self.replica_restarts = counter("replica_restarts_total", "Replicas that were replaced.")
+        self.replica_memory = gauge(
+            "replica_memory_bytes",
+            "Memory of a replica: resident, allocated, reserved, device_used, device_total.",
+            "replica",
+            "kind",
+        )
+        self.dropped = counter("dropped_requests_total", "Requests given back unanswered, by why.", "reason")
+        self.events = counter("client_events_total", "Events of the Kafka client, by its name for them.", "name")
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Remove the gauges of partitions that belong to somebody else now."""
+        for topic, partition in partitions:
+            for family in (self.lag, self.committed):
+                try:
+                    family.remove(topic, str(partition))
+                except KeyError:
+                    continue

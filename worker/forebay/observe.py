@@ -1,0 +1,170 @@
+"""What the corridor tells the outside: it turns the loop's doings into metrics, health and log lines.
+
+Everything here costs per batch or per second, never per record, except one loop over a batch's waiting times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forebay.health import Health
+from forebay.inference.pool import Pool
+from forebay.inference.replicas import Finished
+from forebay.logs import logger
+from forebay.metrics import Metrics
+from forebay.records import Batch, Outcome, Partition
+from forebay.stream.consumer import Consumer
+from forebay.stream.offsets import Offsets
+
+_GAUGES_EVERY = 0.5
+_SAME_EVENT_EVERY = 10.0
+_HARMLESS = {"_PARTITION_EOF"}
+_log = logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The loop's own state at one moment."""
+
+    waiting: int
+    held_bytes: int
+    unacknowledged: int
+    consumer: Consumer
+    pool: Pool
+    offsets: Offsets
+    dead_letters: list[str]
+
+
+class Observer:
+    """Watches one worker's loop; called on its thread."""
+
+    def __init__(self, metrics: Metrics, health: Health) -> None:
+        self._metrics = metrics
+        self._health = health
+        self._gauges_at = 0.0
+        self._now = 0.0
+        self._told: dict[str, float] = {}
+
+    def turn(self, now: float, status: Callable[[], Status]) -> None:
+        """Note that the loop came round; refresh the gauges now and then."""
+        self._now = now
+        self._health.beat(now)
+        if now - self._gauges_at >= _GAUGES_EVERY:
+            self._gauges_at = now
+            self._refresh(status())
+
+    def serving(self, pool: Pool) -> None:
+        """Note that the group was joined."""
+        for name in pool.signatures:
+            self._health.models[name] = True
+        _log.info("serving", models=[f"{s.model}:{s.version}" for s in pool.signatures.values()])
+
+    def notices(self, pool: Pool) -> None:
+        """Log what happened to replicas."""
+        while pool.notices:
+            notice = pool.notices.popleft()
+            if notice.event == "replica_lost":
+                self._metrics.replica_restarts.inc()
+                _log.warning(notice.event, model=notice.model, **notice.fields)
+            else:
+                _log.info(notice.event, model=notice.model, **notice.fields)
+            if notice.model in self._health.models:
+                self._health.models[notice.model] = pool.ready_count(notice.model) > 0
+
+    def events(self, consumer: Consumer, offsets: Offsets) -> None:
+        """Take in what the client reported beside records; the same event is logged once in a while."""
+        while consumer.events:
+            event = consumer.events.popleft()
+            if event.is_end and event.partition is not None and event.offset is not None:
+                offsets.passed(event.partition, event.offset)
+            if event.name in _HARMLESS:
+                continue
+            self._metrics.events.labels(event.name).inc()
+            self._health.trouble("kafka", f"{event.name}: {event.message}")
+            if self._now - self._told.get(event.name, -_SAME_EVENT_EVERY) >= _SAME_EVENT_EVERY:
+                self._told[event.name] = self._now
+                where = f"{event.partition.topic}/{event.partition.partition}" if event.partition else None
+                _log.warning("kafka_event", name=event.name, message=event.message, partition=where)
+
+    def cut(self, batch: Batch, now: float) -> None:
+        """Count a batch that is on its way to a replica."""
+        metrics = self._metrics
+        metrics.cuts.labels(batch.model, batch.reason.value).inc()
+        metrics.batch_size.labels(batch.model).observe(batch.rows)
+        metrics.queue_duration.observe(batch.model, [now - request.arrived for request in batch.requests])
+
+    def finished(self, finished: Finished, encode_seconds: float) -> None:
+        """Count a batch that came back."""
+        metrics, timings, model = self._metrics, finished.timings, finished.batch.model
+        if not timings.total:
+            return
+        metrics.executions.labels(model).inc(timings.executions)
+        metrics.rows.labels(model).inc(finished.batch.rows)
+        if timings.executions > 1:
+            metrics.isolation.labels(model).inc(timings.executions - 1)
+        for stage, seconds in (("stage", timings.stage), ("forward", timings.forward), ("encode", encode_seconds)):
+            metrics.batch_stage.labels(model, stage).observe(seconds)
+
+    def closed(self, outcomes: list[Outcome], now: float) -> None:
+        """Count outcomes whose acknowledgement came."""
+        counts: dict[tuple[str, str], int] = {}
+        times: dict[str, list[float]] = {}
+        for outcome in outcomes:
+            failure = outcome.failure
+            key = (
+                outcome.model if failure is None or outcome.model in self._health.models else "unknown",
+                "ok" if failure is None else failure.code.value,
+            )
+            counts[key] = counts.get(key, 0) + 1
+            times.setdefault(key[0], []).append(now - outcome.arrived)
+        for (model, result), number in counts.items():
+            self._metrics.requests.labels(model, result).inc(number)
+        for model, values in times.items():
+            self._metrics.request_duration.observe(model, values)
+
+    def committed(self, marks: dict[Partition, int], failed: dict[Partition, str]) -> None:
+        """Count the answer to a commit."""
+        for partition, mark in marks.items():
+            if partition not in failed:
+                self._metrics.committed.labels(partition.topic, str(partition.partition)).set(mark)
+        for name in set(failed.values()):
+            self._metrics.commits.labels(name).inc()
+            _log.warning("commit_refused", error=name, partitions=sum(value == name for value in failed.values()))
+        if not failed:
+            self._metrics.commits.labels("ok").inc()
+            self._health.trouble("kafka", None)
+
+    def rebalanced(self, kind: str, partitions: list[Partition], assigned: int) -> None:
+        """Count and log a change of the assignment."""
+        self._metrics.rebalances.labels(kind).inc()
+        self._metrics.assigned.set(assigned)
+        if kind == "assigned":
+            self._health.trouble("kafka", None)
+        else:
+            self._metrics.forget(partitions)
+        _log.info(f"partitions_{kind}", partitions=[f"{p.topic}/{p.partition}" for p in partitions], assigned=assigned)
+
+    def dropped(self, why: str, number: int) -> None:
+        """Count requests that were given back unanswered."""
+        if number:
+            self._metrics.dropped.labels(why).inc(number)
+
+    def _refresh(self, status: Status) -> None:
+        metrics = self._metrics
+        metrics.queue_requests.set(status.waiting)
+        metrics.queue_bytes.set(status.held_bytes)
+        metrics.in_flight.set(status.pool.in_flight)
+        metrics.unacknowledged.set(status.unacknowledged)
+        metrics.paused.set(status.consumer.paused)
+        metrics.replicas_ready.set(status.pool.ready_count())
+        for code in status.dead_letters:
+            metrics.dead_letters.labels(code).inc()
+        status.dead_letters.clear()
+        for name, memory in status.pool.memory().items():
+            for kind, size in memory.items():
+                metrics.replica_memory.labels(name, kind).set(size)
+        for partition, ledger in status.offsets:
+            end, mark = status.consumer.end_offset(partition), ledger.watermark
+            if end is not None and mark is not None:
+                metrics.lag.labels(partition.topic, str(partition.partition)).set(max(end - mark, 0))

@@ -1,0 +1,208 @@
+"""The sections of a worker's settings: frozen, each with its bounds and the sentence that the reference page shows.
+
+Edge code: pydantic is welcome here and nowhere on the hot path. A room gets its section, never the whole settings;
+`forebay.settings` puts the sections together and reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import NoDecode
+
+
+def _split(value: object) -> object:
+    """Accept `a,b` and a YAML list where a list is wanted, so that an environment variable needs no JSON."""
+    if isinstance(value, str):
+        parsed = yaml.safe_load(value) if value.startswith("[") else value.split(",")
+        return [str(part).strip() for part in parsed]
+    return value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class Section(BaseModel):
+    """The base of every section: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tls(Section):
+    """TLS files, PEM. The peer's certificate and name are verified unless `verify` is false."""
+
+    ca_file: Path | None = Field(None, description="the authorities to trust; default the system's")
+    certificate_file: Path | None = Field(None, description="this client's certificate, for mutual TLS")
+    key_file: Path | None = Field(None, description="its private key")
+    key_password: SecretStr | None = Field(None, description="of the private key")
+    verify: bool = Field(True, description="check the broker's certificate and name")
+
+
+class Security(Section):
+    """How to reach a protected cluster."""
+
+    protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
+        "plaintext", description="how to talk to the brokers"
+    )
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = Field(
+        None, description="SASL mechanism; needed by the sasl protocols"
+    )
+    username: str | None = Field(None, description="for PLAIN and SCRAM")
+    password: SecretStr | None = Field(None, description="for PLAIN and SCRAM; better from a file or the environment")
+    tls: Tls = Tls()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Security:
+        if self.protocol.startswith("sasl") and self.mechanism is None:
+            raise ValueError(f"protocol {self.protocol} needs mechanism, for example SCRAM-SHA-512")
+        if self.mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not (self.username and self.password):
+            raise ValueError(f"mechanism {self.mechanism} needs username and password")
+        return self
+
+
+class Kafka(Section):
+    """The cluster, the topics and the consumer group."""
+
+    bootstrap_servers: str = Field("localhost:9092", description="HOST:PORT,HOST:PORT to start from")
+    input_topics: Names = Field(("inference.requests",), description="topics of requests")
+    output_topic: str = Field("inference.results", description="topic of results and errors")
+    dead_letter_topic: str = Field(
+        "inference.dead-letters", description="topic of the operator's copies of failed requests"
+    )
+    group_id: str = Field("forebay", description="consumer group; workers that share it share the load")
+    reply_topics: Names = Field((), description="patterns of topics that a request may name for its result")
+    auto_offset_reset: Literal["earliest", "latest", "error"] = Field(
+        "earliest", description="where to start where the group has no offset yet"
+    )
+    group_protocol: Literal["classic", "consumer"] = Field("classic", description="consumer is KIP-848, for Kafka 4")
+    security: Security = Security()
+    client: Mapping[str, str | int | float | bool] = Field(
+        default_factory=dict, description="any librdkafka key; one that would break a guarantee is refused"
+    )
+
+    @model_validator(mode="after")
+    def _topics_differ(self) -> Kafka:
+        if not self.input_topics or not all(self.input_topics):
+            raise ValueError("input_topics must name at least one topic")
+        for name in ("output_topic", "dead_letter_topic"):
+            if getattr(self, name) in self.input_topics:
+                raise ValueError(f"{name} is also an input topic: the worker would feed itself for ever")
+        return self
+
+
+class Delivery(Section):
+    """What is promised about outcomes, and how long endings may take."""
+
+    guarantee: Literal["at_least_once", "exactly_once"] = Field(
+        "at_least_once", description="what holds when something dies: see the README"
+    )
+    ordering: Literal["none", "partition", "key"] = Field(
+        "none", description="none: as they finish; partition, key: in the input's order"
+    )
+    max_attempts: int = Field(3, ge=1, description="runs of a request that kills its replica, before it is poisoned")
+    drain_timeout_ms: int = Field(
+        25_000, ge=0, description="for what is in flight at SIGTERM; keep it below the orchestrator's grace period"
+    )
+    revoke_timeout_ms: int = Field(5_000, ge=0, description="how long a revoked partition may hold up the group")
+    commit_interval_ms: int = Field(200, ge=1, description="between two commits of the low watermarks")
+    transactional_id: str | None = Field(
+        None, description="exactly_once: stable and unique per worker; default GROUP-HOSTNAME"
+    )
+    transaction_timeout_ms: int = Field(
+        10_000, ge=1_000, description="exactly_once: after this a successor may take over from a dead worker"
+    )
+
+
+class Batch(Section):
+    """The bounds of a micro-batch, and of what waits in front of it."""
+
+    max_batch_size: int = Field(32, ge=1, description="rows")
+    max_wait_ms: float = Field(5.0, ge=0, description="from the oldest request's arrival; used by linger")
+    dispatch: Literal["eager", "linger", "static"] = Field(
+        "eager", description="eager: never idle while a request waits; linger: wait to fill; static: full batches only"
+    )
+    cost: Literal["rows", "elements", "bytes"] = Field(
+        "rows", description="what a request weighs against max_batch_cost"
+    )
+    max_batch_cost: int | None = Field(None, ge=1, description="most cost of a batch, padded; default no bound")
+    max_batch_bytes: int = Field(
+        67_108_864, ge=1024, description="most bytes of a batch's inputs; sizes the staging slots"
+    )
+    max_queue_size: int | None = Field(None, ge=1, description="requests; default 8 batches")
+    max_queue_bytes: int = Field(67_108_864, ge=1024, description="most bytes that wait before partitions are paused")
+    priority_aging_ms: int = Field(1_000, ge=1, description="a waiting request rises one priority level per this")
+
+    @model_validator(mode="after")
+    def _linger_waits(self) -> Batch:
+        if self.dispatch == "linger" and self.max_wait_ms == 0:
+            raise ValueError("dispatch linger needs max_wait_ms above 0; use dispatch eager to never wait")
+        return self
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that may wait or be in flight before partitions are paused."""
+        return self.max_queue_size or 8 * self.max_batch_size
+
+
+class Limits(Section):
+    """What one request may be; a larger one gets `too_large` or `invalid_payload` before it costs anything."""
+
+    max_request_bytes: int = Field(33_554_432, ge=64, description="of a record's value")
+    max_headers: int = Field(64, ge=8, description="of a record")
+    max_header_bytes: int = Field(16_384, ge=256, description="of all headers of a record together")
+
+
+class ModelSettings(Section):
+    """Which model to serve and how to make it."""
+
+    name: str = Field("model", description="as requests and results name it")
+    version: str = Field("1", description="as requests and results name it")
+    factory: str | None = Field(None, description="package.module:Class, or a function that returns the model")
+    path: Path | None = Field(None, description="a .pt2 or TorchScript .pt file, in place of factory")
+    weights: Path | None = Field(None, description="a .safetensors file for the factory's model")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSettings:
+        if self.factory is None and self.path is None:
+            raise ValueError("set factory (package.module:Class) or path (.pt2 or TorchScript .pt)")
+        if self.factory is not None and self.path is not None:
+            raise ValueError("factory and path exclude each other: remove one")
+        if self.factory is not None and ":" not in self.factory:
+            raise ValueError(f"factory {self.factory!r} must read package.module:Class")
+        return self
+
+
+class Inference(Section):
+    """Where and how the model runs."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    replicas: int = Field(1, ge=1, description="copies of the model that run side by side")
+    executor: Literal["process", "thread", "inline"] = Field(
+        "process", description="process: can be killed and restarted; thread: shares weights; inline: for tests"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="what the model computes in")
+    compile: Literal["none", "inductor"] = Field("none", description="inductor: torch.compile before the first request")
+    execution_timeout_ms: int = Field(
+        30_000, ge=1, description="a batch that runs longer is a hang: the replica is restarted"
+    )
+    start_timeout_ms: int = Field(300_000, ge=1_000, description="to load and warm up a replica")
+    threads: int | None = Field(None, ge=1, description="intra-op threads of a CPU replica; default torch's")
+    max_restarts: int = Field(5, ge=0, description="replica restarts within ten minutes before exit 75")
+
+
+class Ops(Section):
+    """The HTTP port and the log."""
+
+    host: str = Field(
+        "127.0.0.1", description="address of the HTTP port for metrics and health; it has no authentication"
+    )
+    port: int = Field(8080, ge=0, le=65_535, description="0 takes a free port and logs it")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: console on a terminal, JSON elsewhere"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is written")

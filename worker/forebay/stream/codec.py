@@ -1,0 +1,383 @@
+"""Decoding: a record becomes a valid request, or a refusal with its code. Runs in the loop's thread.
+
+Two encodings of the Open Inference Protocol, version 2: JSON, parsed by simdjson straight into a typed buffer, and
+the binary tensor extension, where a tensor is a slice of the record's own value. The decoder knows the models by
+their signatures alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import simdjson
+
+from forebay.errors import RequestError
+from forebay.records import Code, Encoding, Failure, Headers, Record, Reply, Request, Signature
+from forebay.settings import Limits
+from forebay.stream import tensors
+from forebay.stream.tensors import Layout, Shape, Tensor
+
+UNREADABLE = "forebay-unreadable"
+"""The header of a record that was never read whole: it says why, and its value is missing."""
+
+DEFAULT_PRIORITY = 5
+"""The level of a request that names none; 1 is the most urgent, 9 the least."""
+
+_ECHOED = frozenset({"kafka_correlationId", "correlation_id", "traceparent", "tracestate", "baggage"})
+_JSON_TYPES = frozenset({b"application/json", b"application/vnd.oip+json", b""})
+_MAX_ID_BYTES = 256
+_PLANS = 1024
+
+
+@dataclass(slots=True)
+class Refusal:
+    """A record that did not become a request, with all that its error result needs."""
+
+    record: Record
+    id: str
+    model: str
+    failure: Failure
+    arrived: float
+    reply: Reply | None = None
+    echo: Headers = field(default_factory=list)
+    attempts: int = 1
+
+
+@dataclass(slots=True)
+class _Envelope:
+    """What the headers of a record say."""
+
+    id: str | None = None
+    encoding: Encoding = Encoding.JSON
+    header_bytes: int | None = None
+    model: str | None = None
+    version: str | None = None
+    deadline_ms: float | None = None
+    priority: int = 0
+    reply_topic: str | None = None
+    reply_partition: int | None = None
+    echo: Headers = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the JSON part of a binary request says; equal parts need to be read once."""
+
+    id: str | None
+    tensors: tuple[Tensor, ...]
+    layout: Layout
+    wanted: tuple[int, ...] | None
+    timeout_us: float | None
+    priority: int
+
+
+class Decoder:
+    """Decodes the records of one worker.
+
+    `signatures` lists the served models, the default first. `reply_topics` are regular expressions that must match
+    a whole topic name.
+    """
+
+    def __init__(self, signatures: Sequence[Signature], limits: Limits, reply_topics: Sequence[str] = ()) -> None:
+        self._default = signatures[0]
+        self._models: dict[str, list[Signature]] = {}
+        for signature in signatures:
+            self._models.setdefault(signature.model, []).append(signature)
+        self._limits = limits
+        self._reply_topics = [re.compile(pattern) for pattern in reply_topics]
+        self._parser = simdjson.Parser()
+        self._shapes = {id(signature): Shape(signature) for signature in signatures}
+        self._plans: dict[tuple[int, bytes], _Plan] = {}
+
+    def decode(self, record: Record, now: float, now_ms: float) -> Request | Refusal:
+        """Turn a record into a request, or into a refusal.
+
+        `now` is the monotonic clock in seconds, `now_ms` the wall clock in milliseconds since the epoch: together
+        they turn a deadline on the wall into one on the worker's clock.
+        """
+        envelope = _Envelope()
+        try:
+            self._read_headers(record, envelope)
+            return self._decode(record, envelope, now, now_ms)
+        except RequestError as error:
+            failure = error.failure
+        except RecursionError:
+            failure = Failure(Code.INVALID_PAYLOAD, "the request is nested too deeply")
+        return Refusal(
+            record=record,
+            id=self._identify(record, envelope.id, None),
+            model=envelope.model or self._default.model,
+            failure=failure,
+            arrived=now,
+            reply=self._reply(envelope) if failure.code is not Code.REPLY_NOT_ALLOWED else None,
+            echo=envelope.echo,
+        )
+
+    def _decode(self, record: Record, envelope: _Envelope, now: float, now_ms: float) -> Request:
+        value = record.value
+        if not value:
+            unreadable = dict(record.headers).get(UNREADABLE)
+            why = (
+                "the record has no value" if unreadable is None else f"the record is unreadable: {unreadable.decode()}"
+            )
+            raise RequestError(Code.INVALID_PAYLOAD, why)
+        if len(value) > self._limits.max_request_bytes:
+            raise RequestError(
+                Code.TOO_LARGE, f"the request has {len(value)} bytes, the limit is {self._limits.max_request_bytes}"
+            )
+        signature = self._default
+        if envelope.model is not None or envelope.version is not None:
+            signature = self._find_model(envelope)
+        reply = self._reply(envelope) if envelope.reply_topic is not None else None
+        shape = self._shapes[id(signature)]
+        if envelope.encoding is Encoding.BINARY:
+            plan, content = self._binary(value, envelope, shape)
+        else:
+            plan, content = self._json(value, shape, envelope)
+        deadline_ms = envelope.deadline_ms
+        if plan.timeout_us is not None:
+            until = (record.timestamp_ms if record.timestamp_ms > 0 else now_ms) + plan.timeout_us / 1000
+            deadline_ms = until if deadline_ms is None else min(until, deadline_ms)
+        layout = plan.layout
+        return Request(
+            record,
+            self._identify(record, envelope.id, plan.id),
+            signature.model,
+            layout.rows,
+            content,
+            layout.shapes,
+            envelope.encoding,
+            layout.lane,
+            layout.item_bytes if layout.item_bytes >= 0 else tensors.size_of(content),
+            now,
+            None if deadline_ms is None else now + (deadline_ms - now_ms) / 1000,
+            envelope.priority or plan.priority or DEFAULT_PRIORITY,
+            reply,
+            plan.wanted,
+            envelope.echo,
+        )
+
+    def _identify(self, record: Record, header: str | None, body: str | None) -> str:
+        """Return the first id that is present: header, body, key, position."""
+        if header:
+            return header
+        if body:
+            return body
+        key = record.key
+        if key and len(key) <= _MAX_ID_BYTES:
+            try:
+                return key.decode()
+            except UnicodeDecodeError:
+                pass
+        return record.source
+
+    def _find_model(self, envelope: _Envelope) -> Signature:
+        versions = self._models.get(envelope.model or self._default.model, [])
+        for signature in versions:
+            if envelope.version in (None, signature.version):
+                return signature
+        wanted = envelope.model or self._default.model
+        if versions:
+            served = ", ".join(signature.version for signature in versions)
+            message = f"model {wanted!r} has no version {envelope.version!r} here; it has {served}"
+        else:
+            message = f"this worker does not serve {wanted!r}; it serves {', '.join(self._models)}"
+        raise RequestError(Code.UNKNOWN_MODEL, message)
+
+    def _reply(self, envelope: _Envelope) -> Reply | None:
+        if envelope.reply_topic is None:
+            return None
+        if any(pattern.fullmatch(envelope.reply_topic) for pattern in self._reply_topics):
+            return Reply(envelope.reply_topic, envelope.reply_partition)
+        raise RequestError(
+            Code.REPLY_NOT_ALLOWED, f"kafka.reply_topics does not allow replies to {envelope.reply_topic!r}"
+        )
+
+    def _json(self, value: bytes, shape: Shape, envelope: _Envelope) -> tuple[_Plan, list[Any]]:
+        try:
+            document = self._parser.parse(value)
+        except RuntimeError:  # a document of the last call is still referenced somewhere
+            self._parser = simdjson.Parser()
+            return self._json(value, shape, envelope)
+        except (ValueError, UnicodeDecodeError) as error:
+            raise RequestError(Code.INVALID_PAYLOAD, f"the value is not valid JSON: {_brief(error)}") from None
+        if not isinstance(document, simdjson.Object):
+            raise RequestError(Code.INVALID_PAYLOAD, "the value must be a JSON object with inputs")
+        body_id = _body_id(document.get("id"))
+        envelope.id = envelope.id or body_id
+        inputs = document.get("inputs")
+        if not isinstance(inputs, simdjson.Array):
+            raise RequestError(Code.INVALID_PAYLOAD, "the request has no list of inputs")
+        layout, content = shape.from_json(inputs)
+        outputs, parameters = document.get("outputs"), document.get("parameters")
+        wanted = shape.wanted(outputs.as_list()) if isinstance(outputs, simdjson.Array) else None
+        timeout, priority = _parameters(parameters.as_dict() if isinstance(parameters, simdjson.Object) else parameters)
+        return _Plan(body_id, (), layout, wanted, timeout, priority), content
+
+    def _binary(self, value: bytes, envelope: _Envelope, shape: Shape) -> tuple[_Plan, list[Any]]:
+        length = envelope.header_bytes
+        if length is None:
+            raise RequestError(
+                Code.INVALID_PAYLOAD, "a binary request needs the header inference-header-content-length"
+            )
+        if not 0 < length <= len(value):
+            raise RequestError(
+                Code.INVALID_PAYLOAD,
+                f"inference-header-content-length is {length}, outside the value of {len(value)} bytes",
+            )
+        head = value[:length]
+        plan = self._plans.get((id(shape), head))
+        if plan is None:
+            plan = self._plan(head, shape, envelope)
+            if plan.id is None and len(head) < 4096:
+                if len(self._plans) >= _PLANS:
+                    self._plans.clear()
+                self._plans[id(shape), head] = plan
+        return plan, shape.from_binary(value, length, plan.tensors)
+
+    def _plan(self, head: bytes, shape: Shape, envelope: _Envelope) -> _Plan:
+        body = tensors.read_head(head)
+        body_id = _body_id(body.id)
+        envelope.id = envelope.id or body_id
+        parts, layout = shape.from_head(body)
+        wanted = shape.wanted(body.outputs) if body.outputs is not None else None
+        timeout, priority = _parameters(body.parameters)
+        return _Plan(body_id, parts, layout, wanted, timeout, priority)
+
+    def _read_headers(self, record: Record, envelope: _Envelope) -> None:
+        headers = record.headers
+        if len(headers) > self._limits.max_headers:
+            raise RequestError(
+                Code.INVALID_PAYLOAD, f"the record has {len(headers)} headers, the limit is {self._limits.max_headers}"
+            )
+        for name, value in headers:
+            reader = _READERS.get(name)
+            if reader is not None:
+                if value is not None:
+                    reader(envelope, value, record)
+            elif name in _ECHOED or name.startswith("ce_"):
+                envelope.echo.append((name, value))
+        if envelope.echo:
+            size = sum(len(name) + len(value or b"") for name, value in envelope.echo)
+            if size > self._limits.max_header_bytes:
+                envelope.echo.clear()
+                raise RequestError(
+                    Code.INVALID_PAYLOAD,
+                    f"the headers to echo have {size} bytes, the limit is {self._limits.max_header_bytes}",
+                )
+
+
+def _body_id(found: object) -> str | None:
+    if found is None or found == "":
+        return None
+    if not isinstance(found, str):
+        raise RequestError(Code.INVALID_PAYLOAD, "the request's id must be a string")
+    if len(found.encode()) > _MAX_ID_BYTES:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the request's id is longer than {_MAX_ID_BYTES} bytes")
+    return found
+
+
+def _parameters(found: object) -> tuple[float | None, int]:
+    """Return the time-out in microseconds and the priority that a request's parameters ask for."""
+    if found is None:
+        return None, 0
+    if not isinstance(found, dict):
+        raise RequestError(Code.INVALID_PAYLOAD, "the request's parameters must be an object")
+    timeout, priority = found.get("timeout"), found.get("priority", 0)
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise RequestError(Code.INVALID_PAYLOAD, "parameters.timeout must be a number of microseconds")
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
+        raise RequestError(Code.INVALID_PAYLOAD, "parameters.priority must be a whole number from 0")
+    return timeout, min(priority, 9)
+
+
+def _digits(name: str, value: bytes) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the header {name} must be a number in ASCII digits")
+    return int(value)
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the header {name} is not UTF-8") from None
+
+
+def _content_type(envelope: _Envelope, value: bytes, record: Record) -> None:
+    kind = value.split(b";", 1)[0].strip().lower()
+    if kind == b"application/octet-stream":
+        envelope.encoding = Encoding.BINARY
+    elif kind not in _JSON_TYPES:
+        shown = kind[:80].decode(errors="replace")
+        raise RequestError(
+            Code.UNSUPPORTED_TYPE, f"content-type {shown!r} is not one of application/json, application/octet-stream"
+        )
+
+
+def _request_id(envelope: _Envelope, value: bytes, record: Record) -> None:
+    if len(value) > _MAX_ID_BYTES:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the header x-request-id is longer than {_MAX_ID_BYTES} bytes")
+    envelope.id = _text("x-request-id", value)
+
+
+def _header_length(envelope: _Envelope, value: bytes, record: Record) -> None:
+    envelope.header_bytes = _digits("inference-header-content-length", value)
+
+
+def _model(envelope: _Envelope, value: bytes, record: Record) -> None:
+    envelope.model = _text("model", value) or None
+
+
+def _version(envelope: _Envelope, value: bytes, record: Record) -> None:
+    envelope.version = _text("model-version", value) or None
+
+
+def _timeout(envelope: _Envelope, value: bytes, record: Record) -> None:
+    _earlier(envelope, max(record.timestamp_ms, 0) + _digits("timeout-ms", value))
+
+
+def _deadline(envelope: _Envelope, value: bytes, record: Record) -> None:
+    _earlier(envelope, _digits("deadline-ms", value))
+
+
+def _earlier(envelope: _Envelope, deadline_ms: float) -> None:
+    known = envelope.deadline_ms
+    envelope.deadline_ms = deadline_ms if known is None else min(known, deadline_ms)
+
+
+def _priority(envelope: _Envelope, value: bytes, record: Record) -> None:
+    envelope.priority = min(_digits("priority", value), 9)
+
+
+def _reply_topic(envelope: _Envelope, value: bytes, record: Record) -> None:
+    envelope.reply_topic = _text("kafka_replyTopic", value)
+
+
+def _reply_partition(envelope: _Envelope, value: bytes, record: Record) -> None:
+    if len(value) != 4:
+        raise RequestError(Code.INVALID_PAYLOAD, "the header kafka_replyPartition must be a 4-byte big-endian integer")
+    envelope.reply_partition = int.from_bytes(value, "big")
+
+
+def _brief(error: Exception) -> str:
+    return str(error).split(":", 1)[0].strip()[:120]
+
+
+_READERS = {
+    "content-type": _content_type,
+    "x-request-id": _request_id,
+    "inference-header-content-length": _header_length,
+    "model": _model,
+    "mlserver-model": _model,
+    "model-version": _version,
+    "mlserver-version": _version,
+    "timeout-ms": _timeout,
+    "deadline-ms": _deadline,
+    "priority": _priority,
+    "kafka_replyTopic": _reply_topic,
+    "kafka_replyPartition": _reply_partition,
+}

@@ -1,0 +1,213 @@
+"""The consumer of the input topics. The loop's thread owns it: every call, and every callback, runs there.
+
+An exception that leaves `poll` or `consume`, or a callback, destroys records that were fetched already while the
+position moves on. So every callback is wrapped here, and what goes wrong becomes an `Event` that the loop reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import confluent_kafka as ck
+
+from forebay.errors import ConfigError, KafkaFatalError
+from forebay.records import Partition, Record
+from forebay.stream.codec import UNREADABLE
+
+_SKIPPED = {ck.KafkaError._BAD_COMPRESSION, ck.KafkaError._BAD_MSG, ck.KafkaError.INVALID_MSG}
+_NO_POSITION = -1001
+
+
+class Listener(Protocol):
+    """What a consumer tells about its assignment; runs inside `receive`."""
+
+    def assigned(self, partitions: list[Partition]) -> None: ...
+    def revoked(self, partitions: list[Partition]) -> None: ...
+    def lost(self, partitions: list[Partition]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that the client reported beside records. `name` is librdkafka's name of the error."""
+
+    name: str
+    message: str
+    partition: Partition | None = None
+    offset: int | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it says that a partition was read to its end."""
+        return self.name == "_PARTITION_EOF"
+
+
+class Consumer:
+    """A group member that reads records and commits offsets; `start` subscribes."""
+
+    def __init__(self, config: dict[str, Any], topics: Iterable[str], logger: logging.Logger | None = None) -> None:
+        self._config = config
+        self._topics = list(topics)
+        self._logger = logger or logging.getLogger("forebay.kafka")
+        self._client: Any = None
+        self._listener: Listener | None = None
+        self._failed: BaseException | None = None
+        self._pause_again = False
+        self.events: deque[Event] = deque()
+        self.commits: deque[tuple[dict[Partition, int], dict[Partition, str]]] = deque()
+        self.commits_in_flight = 0
+        self.paused = False
+
+    def start(self, listener: Listener) -> None:
+        """Subscribe. Raises ConfigError where librdkafka refuses a property."""
+        self._listener = listener
+        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        try:
+            self._client = ck.Consumer({**self._config, **callbacks}, logger=self._logger)
+        except ck.KafkaException as error:
+            raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
+        self._client.subscribe(
+            self._topics,
+            on_assign=self._wrapped(lambda listener: listener.assigned),
+            on_revoke=self._wrapped(lambda listener: listener.revoked),
+            on_lost=self._wrapped(lambda listener: listener.lost),
+        )
+
+    def receive(self, limit: int, wait: float) -> list[Record]:
+        """Return at most `limit` records. Waits up to `wait` seconds for the first and not at all for the rest.
+
+        `consume(n, t)` would wait out `t` to fill `n`. Raises KafkaFatalError when the client cannot go on.
+        """
+        client = self._client
+        if self._pause_again:
+            self._pause_again = False
+            client.pause(client.assignment())
+        messages: list[Any] = []
+        if wait > 0:
+            first = client.poll(wait)
+            if first is not None:
+                messages.append(first)
+                messages += client.consume(limit - 1, 0) if limit > 1 else ()
+        else:
+            messages = client.consume(limit, 0)
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        return self._records(messages)
+
+    def pause(self) -> None:
+        """Stop fetching. What the client had prefetched is thrown away and fetched again later."""
+        self._client.pause(self._client.assignment())
+        self.paused = True
+
+    def resume(self) -> None:
+        """Fetch again, from the position of the last record that `receive` returned."""
+        self.paused = self._pause_again = False
+        self._client.resume(self._client.assignment())
+
+    def commit(self, marks: dict[Partition, int]) -> None:
+        """Ask the broker to keep `marks`; the answer appears in `commits` after a later `receive`.
+
+        Never synchronous: a synchronous commit has no time-out.
+        """
+        offsets = [ck.TopicPartition(topic, partition, mark) for (topic, partition), mark in marks.items()]
+        try:
+            self._client.commit(offsets=offsets, asynchronous=True)
+        except ck.KafkaException as error:
+            self.commits.append((marks, dict.fromkeys(marks, error.args[0].name())))
+        else:
+            self.commits_in_flight += 1
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Move the position of an assigned partition."""
+        self._client.seek(ck.TopicPartition(*partition, offset))
+
+    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None]:
+        """Ask the broker for the group's committed offsets; None where there is none."""
+        asked = [ck.TopicPartition(*partition) for partition in partitions]
+        found = self._client.committed(asked, timeout=timeout)
+        return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+
+    def group_metadata(self) -> Any:
+        """Return the group membership that a transaction must name; fresh for each transaction."""
+        return self._client.consumer_group_metadata()
+
+    def end_offset(self, partition: Partition) -> int | None:
+        """Return the end of a partition as the last fetch saw it, without asking; None if unknown."""
+        try:
+            high = self._client.get_watermark_offsets(ck.TopicPartition(*partition), cached=True)[1]
+        except (ck.KafkaException, TypeError):
+            return None
+        return high if high >= 0 else None
+
+    def close(self) -> None:
+        """Leave the group. May wait for an unreachable broker: call it under a watchdog."""
+        if self._client is not None:
+            self._client.close()
+
+    def _records(self, messages: list[Any]) -> list[Record]:
+        records: list[Record] = []
+        for message in messages:
+            if message.error() is None:
+                records.append(
+                    Record(
+                        message.topic(),
+                        message.partition(),
+                        message.offset(),
+                        message.key(),
+                        message.value(),
+                        message.headers() or [],
+                        message.timestamp()[1],
+                    )
+                )
+            elif (unreadable := self._error(message)) is not None:
+                records.append(unreadable)
+        return records
+
+    def _error(self, message: Any) -> Record | None:
+        """Turn an error event into an Event, or into a record without a value where it hides one.
+
+        A batch that cannot be decompressed repeats its error for ever: the position has to be moved past it.
+        """
+        error = message.error()
+        topic, number, offset = message.topic(), message.partition(), message.offset()
+        partition = Partition(topic, number) if topic is not None and number is not None and number >= 0 else None
+        if error.fatal() or error.code() == ck.KafkaError._FATAL:
+            raise KafkaFatalError(f"the Kafka client cannot go on: {error.str()}")
+        if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+            raise ConfigError(
+                f"{topic} [{number}] has no offset to start from ({error.str()}); set kafka.auto_offset_reset "
+                "to earliest or latest, or reset the group's offsets"
+            )
+        if error.code() in _SKIPPED and partition is not None and offset is not None and offset >= 0:
+            self.seek(partition, offset + 1)
+            return Record(
+                partition.topic, partition.partition, offset, None, None, [(UNREADABLE, error.str().encode())], 0
+            )
+        self.events.append(Event(error.name(), error.str(), partition, offset))
+        return None
+
+    def _wrapped(self, pick: Callable[[Listener], Callable[[list[Partition]], None]]) -> Callable[..., None]:
+        def callback(_: Any, partitions: list[Any]) -> None:
+            if self._listener is None or not partitions:
+                return
+            if self.paused:
+                self._pause_again = True
+            try:
+                pick(self._listener)([Partition(p.topic, p.partition) for p in partitions])
+            except BaseException as error:
+                self._failed = error
+
+        return callback
+
+    def _on_error(self, error: Any) -> None:
+        self.events.append(Event(error.name(), error.str()))
+
+    def _on_commit(self, error: Any, partitions: list[Any]) -> None:
+        self.commits_in_flight = max(0, self.commits_in_flight - 1)
+        marks = {Partition(p.topic, p.partition): p.offset for p in partitions if p.offset > _NO_POSITION}
+        failed = {Partition(p.topic, p.partition): (p.error or error).name() for p in partitions if p.error or error}
+        self.commits.append((marks, failed))

@@ -1,0 +1,190 @@
+"""The outbox: sends outcomes and dead letters, and says which outcomes are acknowledged, so that their positions
+may be closed.
+
+What fails for want of a broker, a topic or a right is sent again with growing pauses, for as long as it takes: the
+worker is then not ready and commits nothing above it. What is too large is replaced, never retried for ever. The
+loop's thread owns it; delivery reports arrive inside `serve`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import confluent_kafka as ck
+
+from forebay.errors import ConfigError, KafkaFatalError
+from forebay.records import Code, Headers, Outcome
+from forebay.stream.results import Encoder
+
+_TOO_LARGE = {ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE}
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_TRIES_TOO_LARGE = 3
+
+
+class Outbox:
+    """Sends outcomes at least once.
+
+    `limits` maps topics to their largest message in bytes, where it is known.
+    """
+
+    def __init__(self, config: dict[str, Any], encoder: Encoder, dead_letter_topic: str) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._dead_letter_topic = dead_letter_topic
+        self._client: Any = None
+        self._retries: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = count()
+        self._pause = _FIRST_PAUSE
+        self._now = 0.0
+        self._fatal: str | None = None
+        self.limits: dict[str, int] = {}
+        self.unacknowledged = 0
+        self.closed: list[Outcome] = []
+        self.dead_letters: list[str] = []
+        self.trouble: str | None = None
+
+    def start(self, logger: logging.Logger | None = None) -> None:
+        """Make the producer. Raises ConfigError where librdkafka refuses a property."""
+        config = {**self._config, "error_cb": self._on_error}
+        if self.limits:
+            config["batch.size"] = max(min(1_000_000, *self.limits.values()) * 9 // 10, 1_024)
+        try:
+            self._client = ck.Producer(config, logger=logger or logging.getLogger("forebay.kafka"))
+        except ck.KafkaException as error:
+            raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
+
+    def send(self, outcome: Outcome, now: float) -> None:
+        """Send an outcome, and its dead letter if it has one."""
+        self._now = now
+        self.unacknowledged += 1
+        outcome.pending = 1
+        if outcome.failure is not None:
+            headers = self._encoder.dead_letter(outcome)
+            if headers is not None:
+                outcome.pending = 2
+                self.dead_letters.append(outcome.failure.code)
+                self._produce_dead_letter(outcome, headers, outcome.record.value)
+        self._produce(outcome)
+
+    def serve(self, now: float, wait: float = 0.0) -> list[Outcome]:
+        """Handle delivery reports and due retries; return the outcomes that are acknowledged whole since last time."""
+        self._now = now
+        self._client.poll(wait)
+        while self._retries and self._retries[0][0] <= now:
+            heapq.heappop(self._retries)[2]()
+        if self._fatal is not None:
+            raise KafkaFatalError(f"the producer cannot go on: {self._fatal}")
+        if not self._retries:
+            self.trouble = None
+        closed, self.closed = self.closed, []
+        return closed
+
+    def close(self) -> None:
+        """Give up what is not acknowledged and drop the producer."""
+        if self._client is not None:
+            self._client.purge()
+            self._client = None
+
+    def _produce(self, outcome: Outcome, tries: int = 0) -> None:
+        limit = self.limits.get(outcome.topic)
+        if limit is not None and len(outcome.value) > limit - 1024 and outcome.failure is None:
+            self._replace_too_large(outcome, limit)
+            return
+        try:
+            self._client.produce(
+                outcome.topic,
+                outcome.value,
+                outcome.id.encode(),
+                -1 if outcome.partition is None else outcome.partition,
+                partial(self._delivered, outcome, tries),
+                headers=outcome.headers,
+            )
+        except BufferError:
+            self._again(partial(self._produce, outcome, tries), "the producer's queue is full", 0.005)
+        except ck.KafkaException as error:
+            self._refused(outcome, tries, error.args[0])
+
+    def _delivered(self, outcome: Outcome, tries: int, error: Any, message: Any) -> None:
+        if error is None:
+            self._pause = _FIRST_PAUSE
+            self._acknowledged(outcome)
+        else:
+            self._refused(outcome, tries, error)
+
+    def _refused(self, outcome: Outcome, tries: int, error: Any) -> None:
+        if error.fatal() or error.code() == ck.KafkaError._FATAL:
+            self._fatal = error.str()
+        elif error.code() in _TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1 and outcome.failure is None:
+            self._replace_too_large(outcome, None)
+        elif (
+            error.code() in (ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError._INVALID_ARG)
+            and outcome.partition is not None
+        ):
+            outcome.partition = (
+                None  # the reply partition does not exist: any partition of the topic is better than none
+            )
+            self._produce(outcome)
+        elif error.code() != ck.KafkaError._PURGE_QUEUE:
+            # A topic that takes less than a producer's batch refuses whole batches: alone the result may fit.
+            self._again(partial(self._produce, outcome, tries + 1), f"{outcome.topic}: {error.str()}")
+
+    def _replace_too_large(self, outcome: Outcome, limit: int | None) -> None:
+        """Put an error in the place of a result that the topic does not take."""
+        size = len(outcome.value)
+        message = f"the result has {size} bytes, more than {outcome.topic} takes"
+        replaced = self._encoder.too_large(outcome, message + (f" ({limit})" if limit else ""))
+        outcome.value, outcome.headers, outcome.failure = replaced.value, replaced.headers, replaced.failure
+        headers = self._encoder.dead_letter(outcome)
+        if headers is not None:
+            outcome.pending += 1
+            self.dead_letters.append(Code.RESULT_TOO_LARGE)
+            self._produce_dead_letter(outcome, headers, outcome.record.value)
+        self._produce(outcome)
+
+    def _produce_dead_letter(self, outcome: Outcome, headers: Headers, value: bytes | None, tries: int = 0) -> None:
+        again = partial(self._produce_dead_letter, outcome, headers, value)
+        try:
+            self._client.produce(
+                self._dead_letter_topic,
+                value,
+                outcome.record.key,
+                on_delivery=partial(self._dead_letter_delivered, outcome, again, tries),
+                headers=headers,
+            )
+        except BufferError:
+            self._again(partial(again, tries), "the producer's queue is full", 0.005)
+        except ck.KafkaException as error:
+            self._dead_letter_delivered(outcome, again, tries, error.args[0], None)
+
+    def _dead_letter_delivered(
+        self, outcome: Outcome, again: Callable[[int], None], tries: int, error: Any, message: Any
+    ) -> None:
+        if error is None:
+            self._acknowledged(outcome)
+        elif error.code() in _TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1:
+            headers = self._encoder.dead_letter(outcome) or []
+            own = [pair for pair in headers if pair[0].startswith(("kafka_dlt-", "forebay-"))]
+            self._produce_dead_letter(outcome, [*own, ("forebay-value-left-out", b"too large for this topic")], None)
+        elif error.code() != ck.KafkaError._PURGE_QUEUE:
+            self._again(partial(again, tries + 1), f"{self._dead_letter_topic}: {error.str()}")
+
+    def _acknowledged(self, outcome: Outcome) -> None:
+        outcome.pending -= 1
+        if not outcome.pending:
+            self.unacknowledged -= 1
+            self.closed.append(outcome)
+
+    def _again(self, call: Callable[[], None], trouble: str, pause: float | None = None) -> None:
+        if pause is None:
+            self.trouble = trouble
+            pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST_PAUSE)
+        heapq.heappush(self._retries, (self._now + pause, next(self._sequence), call))
+
+    def _on_error(self, error: Any) -> None:
+        if error.fatal():
+            self._fatal = error.str()

@@ -1,0 +1,104 @@
+"""The values of the caller's side: what a request may say, the result, the error result, a request as parsed.
+
+Needs numpy and no Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+from forebay.errors import ForebayError
+from forebay.records import Headers
+from forebay.wire.tensors import Array, Packed, unpack
+from forebay_schemas import headers as names
+
+Inputs = Mapping[str, Any]
+"""Tensors by name: numpy arrays, lists of numbers, lists of bytes or str, or `Tensor`."""
+WireEncoding = Literal["binary", "json"]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beside its inputs.
+
+    `timeout_ms` counts from the record's timestamp; priority 1 is highest.
+    """
+
+    id: str
+    model: str
+    version: str
+    outputs: Sequence[str]
+    parameters: Mapping[str, str | int | float | bool]
+    timeout_ms: int
+    priority: int
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """A result: `outputs` by name are arrays (BF16 widened to float32) or, for BYTES, lists of bytes."""
+
+    id: str
+    outputs: dict[str, Array | list[bytes]]
+    model: str = ""
+    version: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    headers: Headers = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Array | list[bytes]:
+        return self.outputs[name]
+
+    @property
+    def source(self) -> str | None:
+        """TOPIC/PARTITION/OFFSET of the request record; equal in duplicates of one result."""
+        return text_header(self.headers, names.SOURCE)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of the batch that ran the request."""
+        size = text_header(self.headers, names.BATCH_SIZE)
+        return int(size) if size and size.isdigit() else None
+
+
+class InferenceError(ForebayError):
+    """The worker answered a request with an error result. `retriable` says whether sending it again may help."""
+
+    exit_code = 1
+
+    def __init__(self, id: str, code: str, message: str, retriable: bool, headers: Headers | None = None) -> None:
+        super().__init__(f"{code}: {message} (request {id})")
+        self.id = id
+        self.code = code
+        self.message = message
+        self.retriable = retriable
+        self.headers: Headers = headers or []
+
+    @property
+    def source(self) -> str | None:
+        """TOPIC/PARTITION/OFFSET of the request record."""
+        return text_header(self.headers, names.SOURCE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedRequest:
+    """A request as it was on the wire. `wanted` names the outputs asked for, None for all."""
+
+    id: str | None
+    tensors: dict[str, Packed]
+    encoding: WireEncoding
+    parameters: Mapping[str, Any]
+    wanted: list[str] | None
+
+    @property
+    def inputs(self) -> dict[str, Array | list[bytes]]:
+        """The inputs as arrays and lists of bytes."""
+        return {name: unpack(tensor) for name, tensor in self.tensors.items()}
+
+
+def text_header(headers: Headers, name: str) -> str | None:
+    """Give the first header of that name as text, None if it is absent."""
+    for key, value in headers:
+        if key == name and value is not None:
+            return value.decode("utf-8", "replace")
+    return None

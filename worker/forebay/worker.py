@@ -1,0 +1,395 @@
+"""The corridor: receive → dispatch → collect → settle. One file tells the whole story of a request.
+
+One thread runs all of it and owns consumer, outbox, batcher, pool and offsets; it never runs a model and never waits
+for one. A failure is a value that travels the same corridor. The rooms do not know each other; only this file does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from forebay.batching.batcher import Batcher
+from forebay.errors import EXIT_INTERNAL
+from forebay.health import Health
+from forebay.inference.pool import Pool
+from forebay.inference.replicas import Finished
+from forebay.logs import logger
+from forebay.metrics import Metrics
+from forebay.observe import Observer, Status
+from forebay.records import Code, Failure, Outcome, Partition, Record, Request, Signature
+from forebay.settings import Settings
+from forebay.stream.codec import Decoder, Refusal
+from forebay.stream.consumer import Consumer
+from forebay.stream.offsets import Offsets
+from forebay.stream.outbox import Outbox
+from forebay.stream.results import Encoder
+from forebay.watchdog import leave_within
+
+IDLE_WAIT = 0.1
+"""Seconds that an idle loop waits for a record; the only wait that a lone request never sees."""
+
+BUSY_WAIT = 0.001
+"""Seconds that the loop waits for a replica before it looks at Kafka again."""
+
+_PAUSE_AFTER = 1.0
+_COMMIT_ANSWER = 30.0
+_LEAVE_SECONDS = 15.0
+_LEAST_COMMIT_GAP = 0.01
+_RECEIVE_AT_MOST = 1024
+_log = logger("worker")
+
+
+@dataclass(slots=True)
+class Rooms:
+    """The parts of a worker, made and not started. `make_outbox` needs the encoder, which needs a ready model."""
+
+    consumer: Consumer
+    pool: Pool
+    make_outbox: Callable[[Encoder], Outbox]
+    make_batcher: Callable[[str], Batcher]
+
+
+class Worker:
+    """One group member. `run` returns when it has drained; `stop` may be called from a signal handler."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        rooms: Rooms,
+        metrics: Metrics,
+        health: Health,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._consumer = rooms.consumer
+        self._pool = rooms.pool
+        self._rooms = rooms
+        self._health = health
+        self._clock = clock
+        self._offsets = Offsets()
+        self._observer = Observer(metrics, health)
+        self._batchers: dict[str, Batcher] = {}
+        self._held_bytes = 0
+        self._open_requests = 0
+        self._full_since: float | None = None
+        self._committed_at = 0.0
+        self._stopping = self._left = False
+        self._ends: Mapping[Partition, int] = {}
+        self._checked_ends_at = 0.0
+
+    def stop(self) -> None:
+        """Ask the loop to drain; only sets a flag."""
+        self._stopping = True
+
+    def run(self, until: Mapping[Partition, int] | None = None) -> None:
+        """Warm up, join the group, serve until `stop`, then drain.
+
+        `until` maps partitions to end offsets: the worker also ends when the group has committed all of them.
+        """
+        self._ends = until or {}
+        try:
+            if self._warm_up():
+                self._join()
+                while not self._stopping and not (until is not None and self._reached(self._clock())):
+                    self._turn()
+                self._drain()
+        finally:
+            self._leave()
+
+    def _warm_up(self) -> bool:
+        """Bring every replica up before the group is joined; a failure stops the start."""
+        self._pool.launch(self._clock())
+        while not self._pool.ready and not self._stopping:
+            now = self._clock()
+            self._pool.collect(now, IDLE_WAIT)
+            self._observer.notices(self._pool)
+            self._health.beat(now)
+        return not self._stopping
+
+    def _join(self) -> None:
+        served = [self._pool.signatures[model.name] for model in self._settings.served]
+        self._start_rooms(served)
+        self._consumer.start(self)
+        self._health.phase = "serving"
+        self._observer.serving(self._pool)
+
+    def _start_rooms(self, served: list[Signature]) -> None:
+        kafka = self._settings.kafka
+        self._decoder = Decoder(served, self._settings.limits, kafka.reply_topics)
+        self._encoder = Encoder(served, kafka.output_topic, kafka.group_id)
+        self._outbox = self._rooms.make_outbox(self._encoder)
+        self._batchers = {signature.model: self._rooms.make_batcher(signature.model) for signature in served}
+        self._ragged = {s.model: any(spec.pad is not None for spec in s.inputs) and not s.prepares for s in served}
+        self._outbox.start()
+
+    def _turn(self) -> None:
+        now = self._clock()
+        received = self._receive(now)
+        now = self._clock()
+        self._dispatch(now)
+        busy = self._pool.in_flight > 0
+        self._collect(now, BUSY_WAIT if busy and not received else 0.0)
+        self._settle(self._clock())
+        self._observer.turn(now, self.status)
+
+    # ------------------------------------------------------------------ receive
+
+    def _receive(self, now: float) -> int:
+        """Read what there is room for; keep polling when there is none. Returns the number of records."""
+        room = self._room()
+        consumer = self._consumer
+        if room <= 0:
+            self._full_since = self._full_since or now
+            if now - self._full_since < _PAUSE_AFTER:
+                return 0  # soon there is room again: pausing would throw the client's prefetched records away
+            if not consumer.paused:
+                consumer.pause()
+        else:
+            self._full_since = None
+            if consumer.paused:
+                if room * 2 < self._settings.batch.queue_size:
+                    room = 0
+                else:
+                    consumer.resume()
+        records = consumer.receive(max(room, 1), self._wait(now) if room > 0 else 0.0)
+        self._observer.events(consumer, self._offsets)
+        if records:
+            self._accept(records)
+        return len(records)
+
+    def _room(self) -> int:
+        """Return how many requests may be read; bytes count until the outcome is acknowledged."""
+        batch = self._settings.batch
+        if self._held_bytes >= batch.max_queue_bytes:
+            return 0
+        waiting = sum(batcher.requests for batcher in self._batchers.values()) + self._pool.in_flight
+        unacknowledged = self._outbox.unacknowledged
+        if unacknowledged > 8 * batch.queue_size + 10_000:
+            return 0
+        return min(batch.queue_size - waiting, _RECEIVE_AT_MOST)
+
+    def _wait(self, now: float) -> float:
+        """Return how long the loop may sleep in the consumer: not at all while a replica may answer."""
+        if self._pool.in_flight:
+            return 0.0
+        wait = 0.005 if self._outbox.unacknowledged or self._consumer.commits_in_flight else IDLE_WAIT
+        for batcher in self._batchers.values():
+            due = batcher.next_due()
+            if due is not None:
+                wait = min(wait, max(due - now, 0.0))
+        return wait
+
+    def _accept(self, records: list[Record]) -> None:
+        """Decode records into waiting requests; a record that is no request has its error result at once."""
+        now, now_ms = self._clock(), time.time() * 1000
+        opened, decode, batchers, ragged = self._offsets.opened, self._decoder.decode, self._batchers, self._ragged
+        limit = self._settings.batch.max_batch_bytes
+        for record in records:
+            if not opened(record):
+                continue
+            self._held_bytes += len(record.value or b"")
+            self._open_requests += 1
+            request = decode(record, now, now_ms)
+            if type(request) is Request:
+                if request.item_bytes <= limit:
+                    batchers[request.model].add(request, ragged=ragged[request.model])
+                    continue
+                message = f"the request's tensors have {request.item_bytes} bytes, batch.max_batch_bytes is {limit}"
+                self._fail(request, Failure(Code.TOO_LARGE, message), now)
+            elif isinstance(request, Refusal):
+                self._send(self._encoder.error(request, request.failure), now)
+
+    # ------------------------------------------------------------------ dispatch
+
+    def _dispatch(self, now: float, draining: bool = False) -> None:
+        """Cut batches while replicas have room; answer what has expired."""
+        for model, batcher in self._batchers.items():
+            for request in batcher.expire(now):
+                self._fail(request, Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the request ran"), now)
+            while batcher.requests and self._pool.has_room(model):
+                batch = batcher.cut(now, idle=self._pool.is_idle(model), draining=draining)
+                if batch is None:
+                    break
+                self._pool.submit(batch, now)
+                self._observer.cut(batch, now)
+
+    # ------------------------------------------------------------------ collect
+
+    def _collect(self, now: float, wait: float) -> None:
+        """Take finished batches from the replicas and send their outcomes."""
+        for finished in self._pool.collect(now, wait):
+            self._deliver(finished)
+        self._observer.notices(self._pool)
+
+    def _deliver(self, finished: Finished) -> None:
+        began = now = self._clock()
+        rows = finished.batch.rows
+        for requests, outputs in finished.results:
+            for outcome in self._encoder.results(requests, outputs, rows):
+                self._send(outcome, now)
+        for request, failure in finished.failures:
+            self._send(self._encoder.error(request, failure, rows), now)
+        self._observer.finished(finished, self._clock() - began)
+
+    def _fail(self, request: Request, failure: Failure, now: float) -> None:
+        self._send(self._encoder.error(request, failure), now)
+
+    def _send(self, outcome: Outcome, now: float) -> None:
+        """Send an outcome, unless its partition belongs to somebody else by now."""
+        if self._offsets.holds(outcome.record):
+            self._outbox.send(outcome, now)
+        else:
+            self._forget(outcome.record)
+
+    def _forget(self, record: Record) -> None:
+        self._held_bytes -= len(record.value or b"")
+        self._open_requests -= 1
+
+    # ------------------------------------------------------------------ settle
+
+    def _settle(self, now: float) -> None:
+        """Close acknowledged positions and commit the low watermarks."""
+        closed = self._outbox.serve(now)
+        if closed:
+            for outcome in closed:
+                self._offsets.closed(outcome.record)
+                self._forget(outcome.record)
+            self._observer.closed(closed, now)
+        self._health.trouble("delivery", self._outbox.trouble)
+        interval = self._settings.delivery.commit_interval_ms / 1000
+        if now - self._committed_at >= interval or not self._open_requests:
+            self._commit(now)
+
+    def _commit(self, now: float) -> None:
+        consumer = self._consumer
+        while consumer.commits:
+            marks, failed = consumer.commits.popleft()
+            for partition, mark in marks.items():
+                if partition in failed:
+                    self._offsets.refused(partition)
+                else:
+                    self._offsets.committed(partition, mark)
+            self._observer.committed(marks, failed)
+        if consumer.commits_in_flight:
+            if now - self._committed_at < _COMMIT_ANSWER:
+                return
+            consumer.commits_in_flight = 0  # a coordinator that takes requests and never answers
+        marks = self._offsets.committable()
+        if marks and now - self._committed_at >= _LEAST_COMMIT_GAP:
+            consumer.commit(marks)
+            self._offsets.requested(marks)
+            self._committed_at = now
+
+    # ------------------------------------------------------------------ assignment; runs inside `receive`
+
+    def assigned(self, partitions: list[Partition]) -> None:
+        """Open the ledgers of new partitions."""
+        self._offsets.assigned(partitions)
+        self._observer.rebalanced("assigned", partitions, len(self._offsets))
+
+    def revoked(self, partitions: list[Partition]) -> None:
+        """Finish what runs for the partitions within the budget, settle it, give the rest back."""
+        given = set(partitions)
+        self._abandon(given)
+        if self._left:
+            self._offsets.forgotten(given)
+            return
+        budget = min(self._settings.delivery.revoke_timeout_ms, self._settings.delivery.drain_timeout_ms) / 1000
+        deadline = self._clock() + budget
+        while self._busy_with(given) and (now := self._clock()) < deadline:
+            self._collect(now, 0.005)
+            self._close_acknowledged(self._clock())
+            self._health.beat(now)
+        marks = self._offsets.committable(given)
+        if marks:
+            self._consumer.commit(marks)
+        self._offsets.forgotten(given)
+        self._observer.rebalanced("revoked", partitions, len(self._offsets))
+
+    def lost(self, partitions: list[Partition]) -> None:
+        """Forget partitions that were taken away; nothing of them may be committed."""
+        self._offsets.forgotten(partitions)
+        self._abandon(set(partitions))
+        self._observer.rebalanced("lost", partitions, len(self._offsets))
+
+    def _abandon(self, partitions: set[Partition]) -> None:
+        """Drop the requests of these partitions that no replica has begun; another worker will read them again."""
+
+        def concerns(request: Request) -> bool:
+            return (request.record.topic, request.record.partition) in partitions
+
+        gone = [request for batcher in self._batchers.values() for request in batcher.drop(concerns)]
+        gone += self._pool.drop(concerns)
+        for request in gone:
+            self._offsets.abandoned(request.record)
+            self._forget(request.record)
+        self._observer.dropped("revoked", len(gone))
+
+    def _busy_with(self, partitions: set[Partition]) -> bool:
+        return any(ledger.running for partition, ledger in self._offsets if partition in partitions)
+
+    def _close_acknowledged(self, now: float) -> None:
+        for outcome in self._outbox.serve(now):
+            self._offsets.closed(outcome.record)
+            self._forget(outcome.record)
+
+    # ------------------------------------------------------------------ the end
+
+    def _reached(self, now: float) -> bool:
+        """Whether the group has committed every end offset of `until`."""
+        if self._open_requests or now - self._checked_ends_at < 0.2:
+            return False
+        if not self._offsets.settled or self._consumer.commits_in_flight:
+            return False
+        self._checked_ends_at = now
+        found = self._consumer.committed(list(self._ends), timeout=5.0)
+        return all((found.get(partition) or 0) >= end for partition, end in self._ends.items())
+
+    def _drain(self) -> None:
+        """Finish what was read, commit it and leave the group, within the drain budget."""
+        self._health.phase = "draining"
+        began = self._clock()
+        deadline = began + self._settings.delivery.drain_timeout_ms / 1000
+        _log.info("draining", waiting=self._open_requests)
+        while self._open_requests and (now := self._clock()) < deadline:
+            self._poll_while_draining()
+            self._dispatch(now, draining=True)
+            self._collect(now, BUSY_WAIT)
+            self._settle(self._clock())
+            self._observer.turn(now, self.status)
+        while self._clock() < deadline and (self._offsets.committable() or self._consumer.commits_in_flight):
+            self._poll_while_draining()
+            self._settle(self._clock())
+            time.sleep(0.001)
+        if self._open_requests:
+            _log.warning("drain_timeout", given_back=self._open_requests)
+        _log.info("drained", seconds=round(self._clock() - began, 3))
+
+    def _poll_while_draining(self) -> None:
+        """Serve the consumer's callbacks; records that still come are not opened, so they are read again later."""
+        self._consumer.receive(1, 0.0)
+        self._observer.events(self._consumer, self._offsets)
+
+    def _leave(self) -> None:
+        """Leave the group and end the replicas; nothing is committed any more."""
+        self._health.phase = "stopped"
+        self._left = True
+        with leave_within(_LEAVE_SECONDS, EXIT_INTERNAL if self._open_requests else 0):
+            self._consumer.close()
+            if self._batchers:
+                self._outbox.close()
+            self._pool.stop()
+
+    def status(self) -> Status:
+        """Return what the metrics show of the loop's own state."""
+        return Status(
+            waiting=sum(batcher.requests for batcher in self._batchers.values()),
+            held_bytes=self._held_bytes,
+            unacknowledged=self._outbox.unacknowledged,
+            consumer=self._consumer,
+            pool=self._pool,
+            offsets=self._offsets,
+            dead_letters=self._outbox.dead_letters,
+        )
