@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from forebay.stream import admin
@@ -178,6 +179,14 @@ def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 30.0,
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
         time.sleep(every_s)
     return value
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether the process has ended, reaped or not."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _read(message: Message) -> Read:

@@ -6,6 +6,7 @@ a mistake: a wrong label in a test is then a mix-up on the way, not the network'
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,3 +67,12 @@ def _every() -> Digits:
 def _held_out(digits: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     held_out: npt.NDArray[np.bool_] = np.arange(len(digits)) % 5 == 0
     return held_out
+
+
+def _print_as_json_lines() -> None:
+    for sample in samples():
+        print(json.dumps({name: values.tolist() for name, values in sample.inputs.items()}))
+
+
+if __name__ == "__main__":
+    _print_as_json_lines()

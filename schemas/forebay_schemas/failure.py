@@ -19,12 +19,17 @@ class ErrorResult(WireModel):
 
 
 class DeadLetterHeaders(HeaderModel):
-    """The headers that a dead letter adds to the request's own; key and value are the request's, byte for byte."""
+    """The headers that a dead letter adds to the request's own; key and value are the request's, byte for byte.
+
+    The numbers of the original position are as Spring for Apache Kafka writes them: big-endian, not text.
+    """
 
     original_topic: str = Field(alias="kafka_dlt-original-topic")
-    original_partition: int = Field(alias="kafka_dlt-original-partition")
-    original_offset: int = Field(alias="kafka_dlt-original-offset")
-    original_timestamp: int = Field(alias="kafka_dlt-original-timestamp", description="Unix milliseconds.")
+    original_partition: int = Field(alias="kafka_dlt-original-partition", description="A 4-byte big-endian integer.")
+    original_offset: int = Field(alias="kafka_dlt-original-offset", description="An 8-byte big-endian integer.")
+    original_timestamp: int = Field(
+        alias="kafka_dlt-original-timestamp", description="Unix milliseconds, an 8-byte big-endian integer."
+    )
     original_consumer_group: str = Field(alias="kafka_dlt-original-consumer-group")
     exception_fqcn: str = Field(alias="kafka_dlt-exception-fqcn")
     exception_message: str = Field(alias="kafka_dlt-exception-message")

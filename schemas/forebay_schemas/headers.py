@@ -1,7 +1,8 @@
 """Kafka record headers: their names as constants, and models of the sets that requests and results carry.
 
-Values are bytes on the wire. `kafka_correlationId` and `correlation_id` are opaque; `kafka_replyPartition` is a
-4-byte big-endian integer; every other value is text, UTF-8.
+Values are bytes on the wire. `kafka_correlationId` and `correlation_id` are opaque. `kafka_replyPartition` and
+`kafka_dlt-original-partition` are 4-byte, `kafka_dlt-original-offset` and `-timestamp` 8-byte big-endian integers.
+Every other value is text, UTF-8.
 """
 
 from __future__ import annotations

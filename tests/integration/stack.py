@@ -48,7 +48,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(what: str, probe: Callable[[], Any], seconds: float = 120) -> Any:
+def wait_for(what: str, probe: Callable[[], Any], seconds: float = 240) -> Any:
     """Ask until the answer is truthy and return it; fail with the last answer once the time is over."""
     end = time.monotonic() + seconds
     while not (answer := probe()):
@@ -72,10 +72,11 @@ class Stack:
 
     def compose(self, *words: str, check: bool = True, seconds: float = 300) -> str:
         """Run docker-compose for this project and return what it prints; fails with its output."""
+        own = {"STACK_IMAGE": "forebay:test", "STACK_PARTITIONS": "6", "STACK_MODELS": "./deploy/models"}
         ports = {"STACK_KAFKA_PORT": str(self.kafka_port), "STACK_PROMETHEUS_PORT": str(self.prometheus_port)}
         command = [*_compose_command(), "--project-name", self.project, *words]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | ports, capture_output=True, text=True, timeout=seconds
+            command, cwd=ROOT, env=os.environ | own | ports, capture_output=True, text=True, timeout=seconds
         )
         assert not check or done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         return done.stdout

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from forebay.brokers import leash
-from tests.kafka_probe import eventually
+from tests.kafka_probe import eventually, is_gone
 
 # A parent that starts a leash as Node does, says the leash's id and waits to be killed.
 PARENT = """
@@ -70,10 +70,10 @@ def test_the_command_dies_with_a_parent_that_is_killed(how: str, tmp_path: Path,
     (folder / "log").unlink()
 
     parent.kill()
-    parent.communicate()
+    parent.wait()
 
-    eventually(lambda: not sleeper.is_running(), "the command dies")
-    eventually(lambda: not holder.is_running(), "the leash ends")
+    eventually(lambda: is_gone(sleeper), "the command dies")
+    eventually(lambda: is_gone(holder), "the leash ends")
     assert not folder.exists(), "the orphan's data are still there"
 
 
@@ -83,9 +83,9 @@ def test_a_paused_command_dies_with_its_parent_as_well(tmp_path: Path, family: l
     eventually(lambda: sleeper.status() == psutil.STATUS_STOPPED, "the command is paused")
 
     parent.kill()
-    parent.communicate()
+    parent.wait()
 
-    eventually(lambda: not sleeper.is_running(), "the paused command dies")
+    eventually(lambda: is_gone(sleeper), "the paused command dies")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
@@ -94,7 +94,7 @@ def test_the_command_dies_with_a_leash_that_is_killed(tmp_path: Path, family: li
 
     holder.kill()
 
-    eventually(lambda: not sleeper.is_running(), "the command dies")
+    eventually(lambda: is_gone(sleeper), "the command dies")
 
 
 def test_commands_run_in_order_and_what_they_print_is_kept(tmp_path: Path) -> None:

@@ -42,4 +42,4 @@ def configure(ops: Ops) -> None:
 
 def logger(name: str) -> Any:
     """Return a logger for one room."""
-    return structlog.get_logger().bind(room=name)
+    return structlog.get_logger(room=name)

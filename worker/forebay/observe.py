@@ -14,7 +14,7 @@ from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.records import Batch, Outcome, Partition
-from forebay.stream.consumer import Consumer
+from forebay.stream.consumer import Member
 from forebay.stream.offsets import Offsets
 
 _GAUGES_EVERY = 0.5
@@ -30,7 +30,7 @@ class Status:
     waiting: int
     held_bytes: int
     unacknowledged: int
-    consumer: Consumer
+    consumer: Member
     pool: Pool
     offsets: Offsets
     dead_letters: list[str]
@@ -72,7 +72,7 @@ class Observer:
             if notice.model in self._health.models:
                 self._health.models[notice.model] = pool.ready_count(notice.model) > 0
 
-    def events(self, consumer: Consumer, offsets: Offsets) -> None:
+    def events(self, consumer: Member, offsets: Offsets) -> None:
         """Take in what the client reported beside records; the same event is logged once in a while."""
         while consumer.events:
             event = consumer.events.popleft()

@@ -21,7 +21,7 @@ from forebay.observe import Observer, Status
 from forebay.records import Code, Failure, Outcome, Partition, Record, Request, Signature
 from forebay.settings import Settings
 from forebay.stream.codec import Decoder, Refusal
-from forebay.stream.consumer import Consumer
+from forebay.stream.consumer import Member
 from forebay.stream.offsets import Offsets
 from forebay.stream.outbox import Outbox
 from forebay.stream.results import Encoder
@@ -45,7 +45,7 @@ _log = logger("worker")
 class Rooms:
     """The parts of a worker, made and not started. `make_outbox` needs the encoder, which needs a ready model."""
 
-    consumer: Consumer
+    consumer: Member
     pool: Pool
     make_outbox: Callable[[Encoder], Outbox]
     make_batcher: Callable[[str], Batcher]

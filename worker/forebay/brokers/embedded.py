@@ -7,6 +7,7 @@ written. The JVM cannot outlive the process that started it (see `leash`).
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
 import shutil
 import tempfile
@@ -15,13 +16,12 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from forebay.brokers import ports
 from forebay.brokers.jars import Announce, class_path, java
 from forebay.brokers.node import Node
 from forebay.brokers.ports import free_port
-from forebay.brokers.properties import NodeAddress
 from forebay.errors import ConfigError, KafkaUnavailableError, UsageError
 
 __all__ = ["EmbeddedKafka", "free_port"]
@@ -54,6 +54,7 @@ class EmbeddedKafka:
         self._java: list[str] = []
         self._folder: Path | None = None
         self._nodes: list[Node] = []
+        self._claim: IO[str] | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -98,6 +99,9 @@ class EmbeddedKafka:
             if self._folder is not None and self._data_dir is None:
                 shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+            if self._claim is not None:
+                self._claim.close()
+                self._claim = None
 
     def kill(self, broker: int = 0) -> None:
         """Kill a broker (SIGKILL) as a crash would."""
@@ -144,16 +148,16 @@ class EmbeddedKafka:
         self.stop()
 
     def _start_nodes(self) -> None:
-        if self._data_dir is not None:
-            _insist_on_shape(self._data_dir, self._brokers)
-        self._folder = self._data_dir or Path(tempfile.mkdtemp(prefix="forebay-kafka-"))
         addresses = ports.addresses(self._brokers, self._port)
+        if self._data_dir is not None:
+            self._claim = _claim(self._data_dir, self._brokers)
+        self._folder = self._data_dir or Path(tempfile.mkdtemp(prefix="forebay-kafka-"))
         self._nodes = [
             Node(address, self._folder / f"broker-{address.number}", self._data_dir is None) for address in addresses
         ]
         try:
             for node in self._nodes:
-                _prepare(node, addresses, self._properties)
+                node.prepare(addresses, self._properties)
             for node in self._nodes:
                 node.start(self._java, self._identity())
             self._await_answers()
@@ -206,20 +210,24 @@ def _failure(node: Node, what: str) -> KafkaUnavailableError:
         log = Path(shutil.copy(log, name))
     if "Address already in use" in tail:
         return _PortTaken(f"port {node.address.port} was taken while Kafka started (log: {log})")
-    if "Failed to acquire lock" in tail:
-        return KafkaUnavailableError(f"another Kafka is using {node.folder.parent}; stop it or name another folder")
     return KafkaUnavailableError(f"Kafka's broker {node.address.number} did not start: {what}; log {log}:\n{tail}")
 
 
-def _insist_on_shape(folder: Path, brokers: int) -> None:
-    """Refuse kept data of a cluster of another size: its nodes would never agree on who votes."""
-    found = len(list(folder.glob("broker-*")))
-    if found not in (0, brokers):
-        raise ConfigError(f"{folder} holds a cluster of {found}; start it with --brokers {found}, or name a new folder")
-
-
-def _prepare(node: Node, cluster: list[NodeAddress], properties: Mapping[str, str]) -> None:
+def _claim(folder: Path, brokers: int) -> IO[str]:
+    """Take the folder for this cluster alone, until the returned file is closed or this process ends."""
     try:
-        node.prepare(cluster, properties)
+        folder.mkdir(parents=True, exist_ok=True)
+        claim = open(folder / "in-use.lock", "w")  # noqa: SIM115  # open is what holds the lock
     except OSError as error:
-        raise ConfigError(f"{node.folder} cannot be written: {error.strerror}; name another --data-dir") from error
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; name another --data-dir") from error
+    found = len(list(folder.glob("broker-*")))
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if found in (0, brokers):
+            return claim
+    except BlockingIOError as error:
+        claim.close()
+        raise ConfigError(f"another Kafka is using {folder}; stop it or name another --data-dir") from error
+    # Its nodes would never agree on who votes.
+    claim.close()
+    raise ConfigError(f"{folder} holds a cluster of {found}; start it with --brokers {found}, or name a new folder")

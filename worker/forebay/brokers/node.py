@@ -106,10 +106,11 @@ class Node:
         self._release()
         return True
 
-    def last_lines(self, count: int = 12) -> str:
-        """Return the end of the log."""
+    def last_lines(self, count: int = 8) -> str:
+        """Return the end of the log without Java's stack frames, which push the reason out of sight."""
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+            lines = self.log.read_text(errors="replace").splitlines()
+            return "\n".join([line for line in lines if not line.startswith("\tat ")][-count:])
         return ""
 
     @property

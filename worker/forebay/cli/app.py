@@ -13,7 +13,21 @@ import typer
 from forebay import __version__
 from forebay.errors import EXIT_USAGE, ForebayError
 
-COMMANDS = ("run", "send", "results", "request", "broker")
+COMMANDS = (
+    "run",
+    "check",
+    "send",
+    "results",
+    "request",
+    "dlq",
+    "top",
+    "bench",
+    "config",
+    "acls",
+    "asyncapi",
+    "broker",
+    "demo",
+)
 """The modules of `forebay.cli` that register commands, in the order of the help page."""
 
 app = typer.Typer(

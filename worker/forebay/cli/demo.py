@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +20,9 @@ from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
     from forebay.broker import Broker
-    from forebay.cli.demo_examples import Example
-    from forebay.cli.demo_report import Arrival, Summary
+    from forebay.cli.demo_examples import Example, Sample
+    from forebay.cli.demo_report import Arrival
+    from forebay.cli.demo_traffic import Traffic
     from forebay.cli.demo_view import View
     from forebay.cli.demo_worker import DemoWorker
     from forebay.settings import Kafka
@@ -81,22 +82,31 @@ def _serve(example: Example, count: int | None, worker: DemoWorker, broker: Brok
     with view.step("preparing the requests") as step:
         samples = example.samples(count)
         step.result = f"{len(samples)} requests, {sum(sample.original for sample in samples)} of them unmodified"
-    with view.step("starting the worker: it loads the model and warms it up") as step:
-        worker.await_ready()
-        step.result = f"a worker serves {example.name}, with its metrics at {worker.ops_url}/metrics"
+    # Opened before the worker is ready: a new producer takes half a second to get its id from the broker.
+    with Traffic(kafka, example.reader(), worker.insist_it_runs) as traffic:
+        with view.step("starting the worker: it loads the model and warms it up") as step:
+            worker.await_ready()
+            step.result = f"a worker serves {example.name}, with its metrics at {worker.ops_url}/metrics"
+        arrivals = _ask(traffic, samples, view)
+        duplicates = traffic.count_duplicates()
+    summary = summarise(samples, arrivals, duplicates, worker.cuts(), broker.kind)
+    if not summary.all_right:
+        view.log_of_worker(worker.last_lines())
+    view.summary(summary)
+    return summary.all_right
+
+
+def _ask(traffic: Traffic, samples: Sequence[Sample], view: View) -> list[Arrival]:
+    """Send the unmodified inputs one at a time, the others all at once, and show what arrives."""
     alone = [sample for sample in samples if sample.original]
     together = [sample for sample in samples if not sample.original]
     arrivals: list[Arrival] = []
-    with Traffic(kafka, example.reader(), worker.insist_it_runs) as traffic:
-        for part, one_by_one in ((alone, True), (together, False)):
-            view.act("alone" if one_by_one else "together", len(part))
-            for arrival in traffic.ask(part, one_by_one=one_by_one):
-                arrivals.append(arrival)
-                view.arrival(arrival)
-        duplicates = traffic.count_duplicates()
-    summary: Summary = summarise(samples, arrivals, duplicates, worker.cuts(), broker.kind)
-    view.summary(summary)
-    return summary.all_right
+    for part, one_by_one in ((alone, True), (together, False)):
+        view.act("alone" if one_by_one else "together", len(part))
+        for arrival in traffic.ask(part, one_by_one=one_by_one):
+            arrivals.append(arrival)
+            view.arrival(arrival)
+    return arrivals
 
 
 def _start_broker(stack: ExitStack, view: View) -> tuple[Broker, Kafka]:
@@ -122,6 +132,8 @@ def _start_broker(stack: ExitStack, view: View) -> tuple[Broker, Kafka]:
         admin.create_topics(client_config(kafka), dict.fromkeys(topics, PARTITIONS))
         if broker.kind == "configured":
             stack.callback(admin.delete_topics, client_config(kafka), topics)
+        # A cluster's first group waits 3 s for the topic of committed offsets; asked for now, it is there in time.
+        admin.committed_offsets(client_config(kafka), kafka.group_id, kafka.input_topics)
         step.result = view.describe(broker)
     if not broker.is_real:
         view.warn_of_stand_in()

@@ -67,10 +67,20 @@ class Summary:
     broker: str
 
     @property
+    def troubles(self) -> list[str]:
+        """What kept this from being all right, in words: a missing result, an error, a duplicate, a wrong answer."""
+        counts = (
+            (self.requests - self.results - self.errors, "without a result"),
+            (self.errors, "with an error"),
+            (self.duplicates, "answered twice"),
+            (self.originals - self.originals_right, "unmodified, without the right answer"),
+        )
+        return [f"{count} {what}" for count, what in counts if count]
+
+    @property
     def all_right(self) -> bool:
         """Whether each request got its result, once, and each unmodified input its right answer."""
-        complete = self.results == self.requests and not self.errors and not self.duplicates
-        return complete and self.originals_right == self.originals
+        return not self.troubles
 
     @property
     def mean_batch_size(self) -> float:

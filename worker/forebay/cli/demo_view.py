@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rich.cells import set_cell_size
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from forebay import __version__
 from forebay.broker import KAFKA_VERSION, Broker
-from forebay.cli.demo_examples import Example
+from forebay.cli.demo_examples import Example, Sample
 from forebay.cli.demo_report import Arrival, Latency, Summary
 from forebay.records import Reason
 
@@ -116,7 +116,7 @@ class ConsoleView:
 
     def warn_of_stand_in(self) -> None:
         """Say that the broker is not a real one."""
-        self._console.print(Panel(STAND_IN, style="bold yellow", width=self._width))
+        self._box(Text(STAND_IN), "not a real Kafka", "bold yellow")
 
     def act(self, act: Act, requests: int) -> None:
         """Head a part of the results."""
@@ -132,7 +132,7 @@ class ConsoleView:
         """Print a result in one line."""
         answer = arrival.answer
         line = Text("✓ " if arrival.is_right else "✗ ", style="green" if arrival.is_right else "red")
-        line.append(_fitted(arrival.sample.name, self._asked) + " ", style="default")
+        line.append_text(_asked(arrival.sample, self._asked)).append(" ")
         if answer is None:
             line.append(arrival.error or "no result")
         else:
@@ -150,16 +150,19 @@ class ConsoleView:
         grid = Table.grid(padding=(0, 3))
         for name, text in _lines(summary):
             grid.add_row(Text(name, style="dim"), text)
-        verdict = "every request got its result" if summary.all_right else "NOT EVERYTHING IS RIGHT"
+        verdict = "every request got its result" if summary.all_right else ", ".join(summary.troubles)
         style = "green" if summary.all_right else "red"
         self._console.print()
-        self._console.print(Panel(grid, title=verdict, title_align="left", border_style=style, width=self._width))
+        self._box(grid, verdict, style)
 
     def log_of_worker(self, lines: str) -> None:
         """Print the end of the worker's log."""
         if lines:
-            panel = Panel(Text(lines), title="the end of the worker's log", border_style="red", width=self._width)
-            self._console.print(panel)
+            self._box(Text(lines, overflow="fold"), "the end of the worker's log", "red")
+
+    def _box(self, content: RenderableType, title: str, style: str) -> None:
+        panel = Panel(content, title=title, title_align="left", border_style=style, width=self._width)
+        self._console.print(panel, soft_wrap=False)
 
 
 def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -173,15 +176,25 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
         f"{summary.originals}",
     )
     if summary.throughput is not None:
-        yield "throughput", f"{summary.throughput:,.1f} requests/s"
+        yield "throughput", f"{summary.throughput:,.1f} requests/s when sent all at once"
     for name, latency in (("one at a time", summary.alone), ("all at once", summary.together)):
         if latency is not None:
             yield f"latency, {name}", _percentiles(latency)
     sizes = ", ".join(f"{number} of {size}" for size, number in summary.batches.items())
     yield "batches", f"mean size {summary.mean_batch_size:.1f}: {sizes}"
-    cuts = ", ".join(f"{WHY.get(reason, reason)} {count}" for reason, count in sorted(summary.cuts.items()))
+    cuts = ", ".join(f"{WHY.get(reason, reason)} ({count})" for reason, count in sorted(summary.cuts.items()))
     yield "cut because", cuts or "the worker does not say"
     yield "broker", KINDS[summary.broker]
+
+
+def _asked(sample: Sample, cells: int) -> Text:
+    """Return the sample's name and, where there is room, what it is."""
+    name = Text(_fitted(sample.name, cells).rstrip(), style="default")
+    about = Text(f"  {sample.about}", style="dim")
+    if name.cell_len + about.cell_len <= cells:
+        name.append_text(about)
+    name.pad_right(cells - name.cell_len)
+    return name
 
 
 def _percentiles(latency: Latency) -> str:

@@ -82,19 +82,21 @@ class DemoWorker:
         return f"http://{HOST}:{self._port}"
 
     def await_ready(self) -> None:
-        """Return once it serves requests; raises WorkerEndedError, or ForebayError after three minutes."""
+        """Return once it serves requests of every partition; raises WorkerEndedError, or ForebayError in the end."""
         deadline = time.monotonic() + READY_SECONDS
         reason = "it does not answer"
         while time.monotonic() < deadline:
             self.insist_it_runs()
             try:
                 self._get("/readyz")
-                return
+                if self._metric("forebay_partitions_assigned").get("", 0):
+                    return
+                reason = "no partition is assigned to it"
             except urllib.error.HTTPError as error:
                 reason = _reason(error)
             except OSError:
                 pass
-            time.sleep(0.1)
+            time.sleep(0.05)
         raise ForebayError(f"the worker is not ready after {READY_SECONDS:.0f} s: {reason}")
 
     def insist_it_runs(self) -> None:
@@ -104,16 +106,8 @@ class DemoWorker:
             raise WorkerEndedError(status)
 
     def cuts(self) -> dict[str, int]:
-        """Return how many batches it cut for which reason, from its metrics."""
-        from prometheus_client.parser import text_string_to_metric_families
-
-        counts: dict[str, int] = {}
-        for family in text_string_to_metric_families(self._get("/metrics")):
-            for sample in family.samples:
-                if sample.name == "forebay_batch_cuts_total" and sample.value:
-                    reason = sample.labels.get("reason", "")
-                    counts[reason] = counts.get(reason, 0) + int(sample.value)
-        return counts
+        """Return how many batches it cut for which reason."""
+        return {reason: count for reason, count in self._metric("forebay_batch_cuts_total", "reason").items() if count}
 
     def last_lines(self, count: int = 15) -> str:
         """Return the end of its log."""
@@ -151,6 +145,18 @@ class DemoWorker:
         if root is not None:
             kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH"))))
         return kept | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+    def _metric(self, name: str, label: str = "") -> dict[str, int]:
+        """Return a metric's values by one of its labels, added up over the others."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        values: dict[str, int] = {}
+        for family in text_string_to_metric_families(self._get("/metrics")):
+            for sample in family.samples:
+                if sample.name == name:
+                    key = sample.labels.get(label, "")
+                    values[key] = values.get(key, 0) + int(sample.value)
+        return values
 
     def _get(self, path: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

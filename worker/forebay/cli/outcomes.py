@@ -15,6 +15,9 @@ from forebay_schemas import headers as names
 SHOWN = 8
 """Elements of an output that a line shows."""
 
+INTEGERS = {names.REPLY_PARTITION: 4, names.DLT_PARTITION: 4, names.DLT_OFFSET: 8, names.DLT_TIMESTAMP: 8}
+"""Headers whose value is a big-endian integer, with its bytes."""
+
 
 def read_outcome(record: Record) -> Result | InferenceError | WireError:
     """Read an outcome record; what is none is returned, too, so that a foreign record ends no command."""
@@ -44,8 +47,24 @@ def record_as_json(record: Record) -> dict[str, Any]:
 
 
 def headers_as_json(headers: Headers) -> dict[str, Any]:
-    """Give headers by name; of equal names the last one counts."""
-    return {name: as_text(value) for name, value in headers}
+    """Give headers by name; of equal names the last one counts. Those that are integers by contract are shown so."""
+    shown = {}
+    for name, value in headers:
+        number = integer(value, INTEGERS[name]) if name in INTEGERS else None
+        shown[name] = as_text(value) if number is None else number
+    return shown
+
+
+def integer(value: bytes | None, width: int | None) -> int | None:
+    """Read a big-endian integer of `width` bytes, or one in ASCII digits; None if it is neither."""
+    if value is not None and len(value) == width:
+        return int.from_bytes(value, "big", signed=True)
+    return int(value) if value is not None and value.isdigit() else None
+
+
+def printable(text: str) -> str:
+    """Escape control characters: what a stranger sent must not steer the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def as_text(value: bytes | None) -> Any:
@@ -71,7 +90,7 @@ def as_line(outcome: Result | InferenceError | WireError) -> str:
 
 def key_of(record: Record) -> str:
     """Give the request id that a record is keyed by, as text."""
-    return (record.key or b"").decode("utf-8", "backslashreplace")
+    return printable((record.key or b"").decode("utf-8", "backslashreplace"))
 
 
 def matches(record: Record, ids: Sequence[str]) -> bool:
@@ -117,4 +136,4 @@ def _finite(values: Any) -> Any:
 def _escaped(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(printable(text))

@@ -184,12 +184,12 @@ def send(
     With --json one line per record says where it is.
     """
     from forebay.cli.sources import read_requests
-    from forebay.stream.tail import require_topic
+    from forebay.stream.tail import Tail
 
     kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     where = topic or kafka.input_topics[0]
     form = make_form(input, encoding, pixels, size, raw, make_headers(model, timeout_ms, priority, header))
-    require_topic(kafka, where)
+    Tail.require(kafka, where)
     started = time.monotonic()
     tally = publish_all(kafka, where, read_requests(paths or [], form), id_prefix, rate, json)
     seconds = time.monotonic() - started

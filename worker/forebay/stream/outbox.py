@@ -32,8 +32,15 @@ class Outbox:
     `limits` maps topics to their largest message in bytes, where it is known.
     """
 
-    def __init__(self, config: dict[str, Any], encoder: Encoder, dead_letter_topic: str) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        encoder: Encoder,
+        dead_letter_topic: str,
+        make_client: Callable[..., Any] = ck.Producer,
+    ) -> None:
         self._config = config
+        self._make_client = make_client
         self._encoder = encoder
         self._dead_letter_topic = dead_letter_topic
         self._client: Any = None
@@ -54,7 +61,7 @@ class Outbox:
         if self.limits:
             config["batch.size"] = max(min(1_000_000, *self.limits.values()) * 9 // 10, 1_024)
         try:
-            self._client = ck.Producer(config, logger=logger or logging.getLogger("forebay.kafka"))
+            self._client = self._make_client(config, logger=logger or logging.getLogger("forebay.kafka"))
         except ck.KafkaException as error:
             raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
 

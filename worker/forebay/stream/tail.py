@@ -50,6 +50,7 @@ class Tail:
         self._start = start
         self._consumer: Consumer | None = None
         self._unfinished: set[Partition] = set()
+        self._ends: dict[Partition, int] = {}
         self._refreshed = 0.0
         self._errors: list[KafkaError] = []
         self.partitions: set[Partition] = set()
@@ -73,7 +74,10 @@ class Tail:
                 for followed in self._topics
                 for number in self._numbers(followed, deadline)
             ]
-            self._assign(self._positioned(found, deadline))
+            self._ends = {
+                Partition(at.topic, at.partition): at.offset for at in self._positioned(found, "end", deadline)
+            }
+            self._assign(self._positioned(found, self._start, deadline))
         except BaseException:
             self.close()
             raise
@@ -93,7 +97,10 @@ class Tail:
         return [_record(message) for message in messages if self._is_record(message)]
 
     def read_to_end(self, timeout: float = 60.0) -> Iterator[Record]:
-        """Give every record up to the end of each partition. Raises KafkaUnavailableError if that stalls."""
+        """Give every record up to the end that each partition had at `open`, and none that came since.
+
+        Raises KafkaUnavailableError if that stalls.
+        """
         progress = time.monotonic()
         while self._unfinished:
             records = self.read(wait=0.1)
@@ -101,7 +108,9 @@ class Tail:
                 progress = time.monotonic()
             elif time.monotonic() - progress > timeout:
                 raise KafkaUnavailableError(f"reading stalls: {self.last_error or 'no record arrives'}")
-            yield from records
+            for record in records:
+                if record.offset < self._ends[Partition(record.topic, record.partition)]:
+                    yield record
 
     @property
     def at_end(self) -> bool:
@@ -116,6 +125,16 @@ class Tail:
     def count_partitions(self, topic: str, timeout: float = 10.0) -> int:
         """Give the number of partitions. Raises ConfigError if the topic does not exist."""
         return len(self._numbers(Followed(topic), time.monotonic() + timeout))
+
+    @classmethod
+    def require(cls, kafka: Kafka, topic: str) -> int:
+        """Connect, give the number of partitions of a topic, disconnect; raises what `open` raises."""
+        tail = cls(kafka, [])
+        tail.open()
+        try:
+            return tail.count_partitions(topic)
+        finally:
+            tail.close()
 
     def forget(self, topic: str) -> None:
         """Stop following a topic."""
@@ -161,11 +180,11 @@ class Tail:
             )
         raise ConfigError(f"topic {followed.topic} cannot be read: {topic.error.str()}")
 
-    def _positioned(self, found: list[TopicPartition], deadline: float) -> list[TopicPartition]:
+    def _positioned(self, found: list[TopicPartition], start: Start, deadline: float) -> list[TopicPartition]:
         """Replace `beginning`, `end` or a time by offsets; one request per broker, not one per partition."""
-        if self._start == "beginning" or not found:
+        if start == "beginning" or not found:
             return [TopicPartition(at.topic, at.partition, OFFSET_BEGINNING) for at in found]
-        when = _LATEST if self._start == "end" else int(self._start)
+        when = _LATEST if start == "end" else int(start)
         asked = [TopicPartition(at.topic, at.partition, when) for at in found]
         while True:
             try:
@@ -231,16 +250,3 @@ def _record(message: Message) -> Record:
         headers=list(headers or ()),
         timestamp_ms=message.timestamp()[1],
     )
-
-
-def require_topic(kafka: Kafka, topic: str, timeout: float = 10.0) -> int:
-    """Give the number of partitions of a topic.
-
-    Raises KafkaUnavailableError with the address that failed, ConfigError if the topic does not exist.
-    """
-    tail = Tail(kafka, [])
-    tail.open(timeout)
-    try:
-        return tail.count_partitions(topic, timeout)
-    finally:
-        tail.close()

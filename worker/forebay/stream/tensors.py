@@ -279,12 +279,14 @@ def _from_json(spec: TensorShape, found: Any, dims: tuple[int, ...]) -> Any:
 
 
 def _narrowed(spec: TensorShape, values: np.ndarray[Any, Any], target: str) -> np.ndarray[Any, Any]:
-    try:
-        with np.errstate(over="raise"):
-            narrow = values.astype(target)
-    except FloatingPointError:
-        _refuse(spec, f"its data has a number beyond {spec.datatype}")
-    if target[1] != "f" and not np.array_equal(narrow, values):
+    if target[1] == "f":
+        try:
+            with np.errstate(over="raise"):
+                return values.astype(target)
+        except FloatingPointError:
+            _refuse(spec, f"its data has a number beyond {spec.datatype}")
+    narrow = values.astype(target)
+    if not np.array_equal(narrow, values):
         _refuse(spec, f"its data has a number beyond {spec.datatype}")
     return narrow
 

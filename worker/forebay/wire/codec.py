@@ -126,6 +126,8 @@ def _decode(value: bytes, headers: Headers) -> tuple[dict[str, Any], memoryview,
 
 
 def _tensors(document: dict[str, Any], side: str, rest: memoryview) -> dict[str, Packed]:
+    if side not in document:
+        raise WireError(f"the value has no {side}")
     found: dict[str, Packed] = {}
     try:
         for entry in document[side]:

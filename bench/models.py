@@ -1,0 +1,74 @@
+"""The models of the benchmarks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from forebay import Model, TensorSpec
+
+
+def make_perceptron() -> nn.Module:
+    """Make three layers, 384 to 10."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(384, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(*layers).eval()
+
+
+class Perceptron(Model):
+    """The perceptron that the hand-written loop runs, too."""
+
+    inputs = (TensorSpec("x", "FP32", [-1, 384]),)
+    outputs = (TensorSpec("y", "FP32", [-1, 10]),)
+
+    def load(self, device: torch.device) -> None:
+        """Build it."""
+        self.net = make_perceptron().to(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run a batch."""
+        return self.net(x)
+
+
+class Identity(Model):
+    """Returns its 256 bytes: what is left is Forebay's own work."""
+
+    inputs = (TensorSpec("x", "UINT8", [-1, 256]),)
+    outputs = (TensorSpec("y", "UINT8", [-1, 256]),)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the batch."""
+        return x
+
+
+class Busy(Model):
+    """A deep perceptron that keeps one core busy for some milliseconds per batch of 32."""
+
+    inputs = (TensorSpec("x", "FP32", [-1, 384]),)
+    outputs = (TensorSpec("y", "FP32", [-1, 10]),)
+
+    def __init__(self, layers: int = 12, width: int = 2048) -> None:
+        self._layers = layers
+        self._width = width
+
+    def load(self, device: torch.device) -> None:
+        """Build it."""
+        torch.manual_seed(0)
+        middle = [part for _ in range(self._layers) for part in (nn.Linear(self._width, self._width), nn.ReLU())]
+        net = nn.Sequential(nn.Linear(384, self._width), *middle, nn.Linear(self._width, 10))
+        self.net = net.eval().to(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run a batch."""
+        return self.net(x)
+
+
+class Large(Model):
+    """Takes 175 KB per request and is slow enough for a backlog to stay: for the memory of the parent process."""
+
+    inputs = (TensorSpec("image", "UINT8", [-1, 175_000]),)
+    outputs = (TensorSpec("mean", "FP32", [-1]),)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Average each row."""
+        return image.float().mean(-1)

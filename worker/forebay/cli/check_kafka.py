@@ -1,0 +1,199 @@
+"""The questions of `forebay check` about Kafka: reachable, logged in, topics, sizes, permissions, the group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from forebay.cli.findings import Finding, failed, ok, skipped, warning
+from forebay.errors import ForebayError, KafkaUnavailableError
+
+if TYPE_CHECKING:
+    from forebay.settings import Kafka, Settings
+    from forebay.stream.cluster import Cluster, TopicState
+
+LETTER_OVERHEAD_BYTES = 4096
+"""What a dead letter's headers add to its request."""
+
+
+def check_kafka(settings: Settings) -> Iterator[Finding]:
+    """Ask everything about Kafka, from the address upwards."""
+    from forebay.stream.client_config import consumer_config, producer_config
+    from forebay.stream.cluster import Cluster, RefusedError
+
+    kafka = settings.kafka
+    try:
+        consumer_config(kafka, settings.batch)
+        producer_config(kafka, settings.delivery)
+    except ForebayError as error:
+        yield failed("Kafka properties", str(error), "change kafka.client or kafka.security.tls")
+        return
+    yield from _addresses(kafka)
+    cluster = Cluster(kafka)
+    try:
+        cluster.open()
+    except RefusedError as error:
+        yield failed("Kafka login", str(error), _login_fix(kafka))
+        yield skipped("topics", "without a connection")
+        return
+    except KafkaUnavailableError as error:
+        yield failed("Kafka answers", str(error), _answer_fix(kafka), unavailable=True)
+        yield skipped("topics", "without a connection")
+        return
+    who = f" as {kafka.security.username}" if kafka.security.username else ""
+    yield ok("Kafka answers", f"{len(cluster.brokers)} brokers, {kafka.security.protocol}{who}")
+    yield from _advertised(cluster)
+    yield from _topics(settings, cluster)
+    yield from _group(kafka, cluster)
+    if settings.delivery.guarantee == "exactly_once":
+        yield skipped("transactional id", "the WRITE right on it is not probed: that would fence a running worker")
+
+
+def _addresses(kafka: Kafka) -> Iterator[Finding]:
+    from forebay.stream.cluster import connect_to
+
+    found = connect_to(kafka.bootstrap_servers)
+    dead = [address for address in found if address.error]
+    for address in dead:
+        told = f"{address}: {address.error}"
+        if len(dead) == len(found):
+            yield failed("bootstrap address", told, _answer_fix(kafka), unavailable=True)
+        else:
+            yield warning("bootstrap address", told, "remove it from kafka.bootstrap_servers, or start that broker")
+    if not dead:
+        yield ok("bootstrap address", ", ".join(str(address) for address in found))
+
+
+def _answer_fix(kafka: Kafka) -> str:
+    return (
+        f"start Kafka (for development: forebay broker), or set kafka.bootstrap_servers, now {kafka.bootstrap_servers}"
+    )
+
+
+def _login_fix(kafka: Kafka) -> str:
+    security = kafka.security
+    if security.protocol.endswith("ssl") and security.tls.ca_file is None:
+        return "check kafka.security; a private certificate authority goes into kafka.security.tls.ca_file"
+    return f"check kafka.security: protocol {security.protocol}, mechanism {security.mechanism}, username and password"
+
+
+def _advertised(cluster: Cluster) -> Iterator[Finding]:
+    """A broker that advertises a name which only its own network knows lets clients connect once and never again."""
+    from forebay.stream.cluster import probe
+
+    tried = [probe(broker.host, broker.port) for broker in cluster.brokers]
+    dead = [address for address in tried if address.error]
+    for address in dead:
+        yield failed(
+            "advertised address",
+            f"a broker advertises {address}, which this machine cannot reach: {address.error}",
+            "set advertised.listeners of that broker to an address that this machine reaches",
+            unavailable=True,
+        )
+    if not dead:
+        yield ok("advertised addresses", ", ".join(str(address) for address in tried))
+
+
+def _topics(settings: Settings, cluster: Cluster) -> Iterator[Finding]:
+    kafka = settings.kafka
+    wanted = [(name, "READ") for name in kafka.input_topics]
+    wanted += [(kafka.output_topic, "WRITE"), (kafka.dead_letter_topic, "WRITE")]
+    found = []
+    for name, right in wanted:
+        state = cluster.describe(name)
+        found.append(state)
+        yield _topic(kafka, state, right)
+    if all(state.error is None for state in found):
+        yield _partitions(settings, found[: len(kafka.input_topics)])
+        yield from _sizes(kafka)
+
+
+def _topic(kafka: Kafka, state: TopicState, right: str) -> Finding:
+    question = f"topic {state.name}"
+    if state.error == "UNKNOWN_TOPIC_OR_PART":
+        partitions = 6 if right == "READ" else 3
+        return failed(
+            question,
+            "does not exist",
+            f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic {state.name} "
+            f"--partitions {partitions}",
+        )
+    acls = f"forebay acls --principal User:{kafka.security.username or 'NAME'}"
+    if state.error is not None:
+        return failed(question, f"cannot be seen: {state.error}", f"grant the rights that {acls} lists")
+    if state.rights is not None and right not in state.rights:
+        held = ", ".join(sorted(state.rights)) or "none"
+        return failed(question, f"no {right} right (held: {held})", f"grant the rights that {acls} lists")
+    may = f", {right} allowed" if state.rights is not None else f", {right} right not told by the broker"
+    return ok(question, f"{state.partitions} partitions, {state.replication} replicas{may}")
+
+
+def _partitions(settings: Settings, inputs: list[TopicState]) -> Finding:
+    total = sum(state.partitions for state in inputs)
+    if total == 1:
+        fix = (
+            f"kafka-topics.sh --bootstrap-server {settings.kafka.bootstrap_servers} --alter --topic {inputs[0].name} "
+            "--partitions 6 (keys then move between partitions)"
+        )
+        return warning("partitions", "1 input partition: a second worker would get nothing to do", fix)
+    return ok("partitions", f"{total} input partitions: up to {total} workers share the work")
+
+
+def _sizes(kafka: Kafka) -> Iterator[Finding]:
+    from forebay.stream import admin
+    from forebay.stream.client_config import client_config
+
+    sizes: dict[str, int] = {}
+    config = client_config(kafka)
+    try:
+        for name in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
+            found = admin.topic_settings(config, name)
+            sizes[name] = int(found["max.message.bytes"])
+            if name in kafka.input_topics and "compact" in found.get("cleanup.policy", ""):
+                fix = f"{_alter(kafka, name)} --add-config cleanup.policy=delete"
+                yield warning(f"topic {name}", "is compacted: of requests with one key only the last is kept", fix)
+    except (ForebayError, KeyError, ValueError):
+        yield skipped("message sizes", "no DESCRIBE_CONFIGS right on the topics, which a worker does not need")
+        return
+    largest = max(sizes[name] for name in kafka.input_topics)
+    yield ok("message sizes", f"requests up to {largest:,} bytes, results up to {sizes[kafka.output_topic]:,}")
+    needed = largest + LETTER_OVERHEAD_BYTES
+    if sizes[kafka.dead_letter_topic] < largest:
+        yield warning(
+            f"topic {kafka.dead_letter_topic}",
+            f"takes {sizes[kafka.dead_letter_topic]:,} bytes, less than a request: large ones leave no dead letter",
+            f"{_alter(kafka, kafka.dead_letter_topic)} --add-config max.message.bytes={needed}",
+        )
+
+
+def _alter(kafka: Kafka, topic: str) -> str:
+    return f"kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter --topic {topic}"
+
+
+def _group(kafka: Kafka, cluster: Cluster) -> Iterator[Finding]:
+    from forebay.stream import admin
+    from forebay.stream.client_config import client_config
+    from forebay.stream.cluster import RefusedError
+
+    question = f"group {kafka.group_id}"
+    fix = f"grant the rights that forebay acls --principal User:{kafka.security.username or 'NAME'} lists"
+    try:
+        rights = cluster.group_rights()
+    except RefusedError as error:
+        yield failed(question, str(error), fix)
+        return
+    if rights is not None and "READ" not in rights:
+        yield failed(question, "no READ right", fix)
+        return
+    present = [name for name in kafka.input_topics if name in cluster.topics]
+    try:
+        ends = admin.end_offsets(client_config(kafka), present)
+        committed = admin.committed_offsets(client_config(kafka), kafka.group_id, present)
+    except ForebayError as error:
+        yield warning(question, f"its offsets cannot be read: {error}")
+        return
+    if not committed:
+        start = {"earliest": "at the first record kept", "latest": "at the end", "error": "not at all"}
+        yield ok(question, f"new: it will start {start[kafka.auto_offset_reset]} (kafka.auto_offset_reset)")
+        return
+    yield ok(question, f"{sum(end - committed.get(place, 0) for place, end in ends.items()):,} records behind the end")

@@ -1,0 +1,157 @@
+"""The questions of `forebay check` about this machine: torch, device, model, memory, the HTTP port."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.cli.findings import Finding, failed, ok, skipped, warning
+
+if TYPE_CHECKING:
+    from forebay.settings import ModelSettings, Ops, Settings
+
+REPLICA_BYTES = 500 * 2**20
+"""What a replica takes before its model: torch alone is about 400 MB resident."""
+
+
+def check_machine(settings: Settings, search: list[Path], *, load: bool) -> Iterator[Finding]:
+    """Ask everything about this machine. `search` are folders to import models from; `load` False loads none."""
+    yield from _models(settings, search, load=load)
+    yield _memory(settings)
+    yield _port(settings.ops)
+
+
+def _models(settings: Settings, search: list[Path], *, load: bool) -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        yield failed("torch", "is not installed", "pip install 'forebay[torch]', or the build for your CUDA")
+        return
+    try:
+        yield ok("torch", version("torch"))
+    except PackageNotFoundError:
+        yield ok("torch", "installed")
+    if not settings.served:
+        yield failed("model", "none is configured", "set model.factory (package.module:Class) in --config")
+        return
+    for model in settings.served:
+        if load:
+            yield from _probed(settings, model, search)
+        else:
+            yield skipped(f"model {model.name}", "not loaded (--no-load)")
+
+
+def _probed(settings: Settings, model: ModelSettings, search: list[Path]) -> Iterator[Finding]:
+    question = f"model {model.name}"
+    seconds = settings.inference.start_timeout_ms / 1000
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay.cli.model_probe"],
+            input=_start(settings, model, search),
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield failed(question, f"is not loaded after {seconds:g} s", "raise inference.start_timeout_ms")
+        return
+    answer = _answer(done)
+    if "device" in answer:
+        yield ok("device", _describe(answer))
+    error = answer.get("error")
+    if error is None:
+        yield ok(question, f"loads: {', '.join(answer['inputs'])} → {', '.join(answer['outputs'])}")
+    elif answer.get("question") == "device":
+        yield failed("device", error, "set inference.device to auto or cpu, or install a torch build for the device")
+    else:
+        yield failed(question, error, f"mend model.factory or model.options of {model.name}")
+
+
+def _start(settings: Settings, model: ModelSettings, search: list[Path]) -> bytes:
+    import msgspec
+
+    from forebay.inference.messages import Start
+
+    return msgspec.json.encode(
+        Start(
+            model=model.name,
+            version=model.version,
+            factory=model.factory,
+            path=str(model.path) if model.path else None,
+            weights=str(model.weights) if model.weights else None,
+            options=dict(model.options),
+            device=settings.inference.device,
+            precision=settings.inference.precision,
+            threads=settings.inference.threads,
+            max_batch_size=settings.batch.max_batch_size,
+            slot_bytes=0,
+            input_bytes=0,
+            slots=0,
+            search=[str(folder.resolve()) for folder in search],
+        )
+    )
+
+
+def _answer(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
+    import orjson
+
+    try:
+        answer: dict[str, Any] = orjson.loads(done.stdout)
+    except orjson.JSONDecodeError:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1] if lines else "no message"
+        return {"error": f"its process ended with {done.returncode}: {last}"}
+    return answer
+
+
+def _describe(answer: dict[str, Any]) -> str:
+    if "device_name" not in answer:
+        return str(answer["device"])
+    free, total = answer["free_bytes"] / 2**30, answer["total_bytes"] / 2**30
+    return f"{answer['device']}: {answer['device_name']}, {free:.1f} of {total:.1f} GiB free"
+
+
+def _memory(settings: Settings) -> Finding:
+    import psutil
+
+    replicas = settings.inference.replicas * max(1, len(settings.served))
+    needed = settings.batch.max_queue_bytes + replicas * (REPLICA_BYTES + 2 * settings.batch.max_batch_bytes)
+    free = psutil.virtual_memory().available
+    limit = _container_limit()
+    if limit is not None:
+        free = min(free, limit)
+    told = f"{free / 2**30:.1f} GiB free; queue, staging and {replicas} replicas take about {needed / 2**30:.1f} GiB"
+    told += " before their models"
+    if free < needed:
+        fix = "lower inference.replicas, batch.max_queue_bytes or batch.max_batch_bytes, or give the worker more memory"
+        return warning("memory", told, fix)
+    return ok("memory", told)
+
+
+def _container_limit() -> int | None:
+    """Give what a cgroup leaves, None without a limit."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _port(ops: Ops) -> Finding:
+    if ops.port == 0:
+        return ok("HTTP port", "a free one is taken at start")
+    family = socket.AF_INET6 if ":" in ops.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((ops.host, ops.port))
+        except OSError as error:
+            told = f"{ops.host}:{ops.port} cannot be taken: {(error.strerror or str(error)).lower()}"
+            return failed(
+                "HTTP port", told, "stop what listens there (another worker?), or set ops.port; 0 takes a free one"
+            )
+    return ok("HTTP port", f"{ops.host}:{ops.port} is free")

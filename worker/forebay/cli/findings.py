@@ -1,0 +1,88 @@
+"""What `forebay check` finds, one value per question, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from forebay.errors import EXIT_CONFIG, EXIT_UNAVAILABLE
+
+
+class State(StrEnum):
+    """How a question was answered; `skipped` means that an earlier failure left nothing to ask."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One answer. `fix` is what to do, or None; `unavailable` marks a failure to reach Kafka."""
+
+    question: str
+    state: State
+    told: str
+    fix: str | None = None
+    unavailable: bool = False
+
+
+def ok(question: str, told: str) -> Finding:
+    """Make a good answer."""
+    return Finding(question, State.OK, told)
+
+
+def warning(question: str, told: str, fix: str | None = None) -> Finding:
+    """Make an answer that lets the worker start but deserves a look."""
+    return Finding(question, State.WARNING, told, fix)
+
+
+def failed(question: str, told: str, fix: str | None = None, *, unavailable: bool = False) -> Finding:
+    """Make an answer with which the worker cannot start or cannot work."""
+    return Finding(question, State.FAILED, told, fix, unavailable)
+
+
+def skipped(question: str, why: str) -> Finding:
+    """Make the answer to a question that could not be asked."""
+    return Finding(question, State.SKIPPED, why)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Give the exit code: 78 for anything that must be mended here, 69 if Kafka alone is not reachable, else 0."""
+    failures = [finding for finding in findings if finding.state is State.FAILED]
+    if any(not finding.unavailable for finding in failures):
+        return EXIT_CONFIG
+    return EXIT_UNAVAILABLE if failures else 0
+
+
+def as_json(findings: list[Finding]) -> dict[str, Any]:
+    """Give the findings as plain values."""
+    code = exit_code(findings)
+    shown = [{key: value for key, value in asdict(one).items() if key != "unavailable"} for one in findings]
+    return {"ok": code == 0, "exit_code": code, "findings": shown}
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """Print a line per answer, each failure with its fix below it on a line of its own, ready to copy."""
+    from rich.console import Console
+    from rich.text import Text
+
+    marks = {
+        State.OK: ("✓", "green"),
+        State.WARNING: ("!", "yellow"),
+        State.FAILED: ("✗", "red"),
+        State.SKIPPED: ("–", "dim"),
+    }
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(len(finding.question) for finding in findings)
+    for finding in findings:
+        mark, style = marks[finding.state]
+        told = Text(finding.told, "dim" if finding.state is State.SKIPPED else "")
+        console.print(Text.assemble((mark, style), " ", (finding.question.ljust(width), "bold"), "  ", told))
+        if finding.fix:
+            console.print(Text(f"  → {finding.fix}", style))
+    counts = {state: sum(1 for one in findings if one.state is state) for state in State}
+    console.print(f"\n{counts[State.FAILED]} failed, {counts[State.WARNING]} warnings, {counts[State.OK]} ok")

@@ -1,0 +1,57 @@
+"""Loads a model as a replica would and prints what it found as JSON; `forebay check` runs it as a process of its own.
+
+So torch stays out of the command, and a model that crashes its process is an answer like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+
+def probe(question: bytes) -> dict[str, Any]:
+    """Resolve the device, load the model, and describe both. Returns `{"error": …}` for what a worker would refuse."""
+    import msgspec
+
+    from forebay.errors import ForebayError
+    from forebay.inference.messages import Start
+
+    start = msgspec.json.decode(question, type=Start)
+    found: dict[str, Any] = {}
+    try:
+        import torch
+
+        from forebay.inference import devices, loading
+    except ImportError as error:
+        return {"error": f"torch cannot be imported: {error}", "question": "torch"}
+    found["torch"] = torch.__version__
+    try:
+        device = devices.resolve(start.device)
+    except ForebayError as error:
+        return found | {"error": str(error), "question": "device"}
+    found["device"] = str(device)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        found |= {"device_name": torch.cuda.get_device_name(device), "free_bytes": free, "total_bytes": total}
+    try:
+        model = loading.load(start, device)
+    except ForebayError as error:
+        return found | {"error": str(error), "question": "model"}
+    for side in ("inputs", "outputs"):
+        found[side] = [f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in getattr(model, side)]
+    return found
+
+
+def main() -> None:
+    """Read the question from standard input, answer on standard output; the model's own prints go to standard error."""
+    import orjson
+
+    question = sys.stdin.buffer.read()
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = probe(question)
+    sys.stdout.buffer.write(orjson.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Replay dead letters: publish the requests in them again, with a limit to how often one goes round."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import typer
+
+from forebay.cli.letters import Letter
+from forebay.cli.progress import counting
+from forebay.settings import Kafka
+from forebay.stream.publish import Publication, Publisher, Receipt
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay did."""
+
+    replayed: int = 0
+    exhausted: int = 0
+    homeless: int = 0
+    failed: int = 0
+    newest_ms: int | None = None
+    topics: Counter[str] = field(default_factory=Counter)
+
+
+def replay_letters(
+    kafka: Kafka, letters: Iterator[Letter], limit: int | None, max_replays: int, rate: float | None
+) -> Replayed:
+    """Publish the request of each letter to the topic it came from, at most `rate` a second."""
+    done = Replayed()
+
+    def note(receipt: Receipt) -> None:
+        if receipt.error is None:
+            done.replayed += 1
+        else:
+            done.failed += 1
+            typer.secho(f"forebay: not replayed to {receipt.topic}: {receipt.error}", err=True, fg="red")
+
+    publisher = Publisher(kafka, linger_ms=5)
+    publisher.open()
+    start, sent = time.monotonic(), 0
+    try:
+        with counting("replayed") as advance:
+            for letter, topic in eligible(letters, limit, max_replays, done):
+                while rate and (left := start + sent / rate - time.monotonic()) > 0:
+                    publisher.poll(min(left, 0.1))
+                record = letter.record
+                publisher.publish(Publication(topic, record.value, record.key, letter.request_headers()), note)
+                publisher.poll()
+                sent += 1
+                advance(sent)
+    finally:
+        publisher.flush(60)
+        publisher.close()
+    return done
+
+
+def eligible(
+    letters: Iterator[Letter], limit: int | None, max_replays: int, done: Replayed
+) -> Iterator[tuple[Letter, str]]:
+    """Give the letters that may be replayed, each with its topic; count the others."""
+    taken = 0
+    for letter in letters:
+        if limit is not None and taken >= limit:
+            return
+        if letter.replays >= max_replays:
+            done.exhausted += 1
+        elif letter.topic is None:
+            done.homeless += 1
+        else:
+            taken += 1
+            done.topics[letter.topic] += 1
+            done.newest_ms = max(done.newest_ms or 0, letter.record.timestamp_ms)
+            yield letter, letter.topic

@@ -1,0 +1,162 @@
+"""`forebay top`: a live view of workers from their `/metrics`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.options import AsJson
+from forebay.errors import KafkaUnavailableError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from forebay.cli.scrape import Reading
+
+
+class UnreachableError(KafkaUnavailableError):
+    """No worker answers at the given addresses."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(top)
+
+
+def top(
+    url: Annotated[
+        list[str] | None, typer.Option("--url", "-u", help="A worker's address; repeatable.", show_default=False)
+    ] = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between readings.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and leave.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Watch workers: requests, latency, batches, queue, lag, memory. Default address: 127.0.0.1:8080.
+
+    With --json one line per reading; --once leaves after the first.
+    """
+    import orjson
+    from rich.console import Console
+    from rich.live import Live
+
+    urls = url or ["127.0.0.1:8080"]
+    before = _read(urls)
+    if all(reading.error for reading in before):
+        told = "; ".join(f"{reading.url}: {reading.error}" for reading in before)
+        raise UnreachableError(f"no worker answers: {told}; give its ops.host:ops.port with --url")
+    if once or json:
+        while True:
+            before, views = _advance(before, interval)
+            if json:
+                typer.echo(orjson.dumps(views).decode())
+            else:
+                Console(highlight=False).print(render(views))
+            if once:
+                return
+    with Live(console=Console(), screen=False, auto_refresh=False) as live:
+        while True:
+            before, views = _advance(before, interval)
+            live.update(render(views), refresh=True)
+
+
+def _read(urls: list[str]) -> list[Reading]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from forebay.cli.scrape import scrape
+
+    with ThreadPoolExecutor(min(16, len(urls))) as pool:
+        return list(pool.map(scrape, urls))
+
+
+def _advance(before: list[Reading], interval: float) -> tuple[list[Reading], list[dict[str, Any]]]:
+    from forebay.cli.scrape import overview
+
+    time.sleep(interval)
+    after = _read([reading.url for reading in before])
+    return after, [overview(old, new) for old, new in zip(before, after, strict=True)]
+
+
+def render(views: list[dict[str, Any]]) -> RenderableType:
+    """Draw one row per worker, and below it why batches were cut and what went wrong."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    headings = ("worker", "req/s", "err/s", "p50 ms", "p99 ms", "batch", "queue", "runs", "lag", "repl", "MiB")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "worker" else "right", no_wrap=True)
+    notes: list[Text] = []
+    for view in views:
+        if view.get("error"):
+            table.add_row(Text(view["url"]), Text(str(view["error"]), "red"))
+            continue
+        table.add_row(*_row(view))
+        notes += _notes(view, named=len(views) > 1)
+    healthy = [view for view in views if not view.get("error")]
+    if len(healthy) > 1:
+        table.add_row(*_row(_sum(healthy)), style="bold")
+    return Group(table, *notes)
+
+
+def _row(view: dict[str, Any]) -> list[str]:
+    return [
+        view["url"],
+        f"{view['requests_per_second']:,.0f}",
+        f"{view['errors_per_second']:,.1f}",
+        _shown(view["p50_ms"]),
+        _shown(view["p99_ms"]),
+        _shown(view["batch_size"]),
+        f"{view['queue_requests']:,.0f}{' ⏸' if view['paused'] else ''}",
+        f"{view['in_flight']:,.0f}",
+        f"{view['lag']:,.0f}",
+        f"{view['replicas_ready']:.0f}",
+        f"{(view['resident_bytes'] + view['replica_memory_bytes'].get('resident', 0)) / 2**20:,.0f}",
+    ]
+
+
+def _sum(views: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add workers up; quantiles and means cannot be added, so the worst quantile and the mean of means are shown."""
+    keys = (
+        "requests_per_second",
+        "errors_per_second",
+        "queue_requests",
+        "in_flight",
+        "lag",
+        "replicas_ready",
+        "resident_bytes",
+    )
+    total: dict[str, Any] = {key: sum(view[key] for view in views) for key in keys}
+    for key in ("p50_ms", "p99_ms"):
+        total[key] = max((view[key] for view in views if view[key] is not None), default=None)
+    sizes = [view["batch_size"] for view in views if view["batch_size"] is not None]
+    resident = sum(view["replica_memory_bytes"].get("resident", 0) for view in views)
+    return total | {
+        "url": f"{len(views)} workers",
+        "batch_size": sum(sizes) / len(sizes) if sizes else None,
+        "paused": any(view["paused"] for view in views),
+        "replica_memory_bytes": {"resident": resident},
+    }
+
+
+def _notes(view: dict[str, Any], *, named: bool) -> list[Any]:
+    from rich.text import Text
+
+    prefix = f"{view['url']}: " if named else ""
+    notes = []
+    if view["cuts"]:
+        batches = sum(view["cuts"].values())
+        shares = ", ".join(f"{reason} {count / batches:.0%}" for reason, count in view["cuts"].items())
+        notes.append(Text(f"{prefix}cuts: {shares}", "dim"))
+    errors = {name: count for name, count in view["outcomes"].items() if name != "ok"}
+    if errors:
+        notes.append(Text(prefix + "errors: " + ", ".join(f"{n} {c:.0f}" for n, c in errors.items()), "red"))
+    if view["replica_restarts"]:
+        notes.append(Text(f"{prefix}{view['replica_restarts']:.0f} replica restarts since start", "yellow"))
+    return notes
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"

@@ -1,0 +1,138 @@
+"""What `forebay check` asks of a cluster: addresses, brokers, topics, permissions. Reads only; changes nothing.
+
+Blocks the caller's thread within its time limits. Never used by the loop.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from forebay.errors import KafkaUnavailableError
+from forebay.settings import Kafka
+from forebay.stream.client_config import client_config
+from forebay.stream.publish import QUIET
+
+_REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and port, and what went wrong when connecting to it, None if nothing did."""
+
+    host: str
+    port: int
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as it is; `rights` are what this client may do, None where the broker does not say."""
+
+    name: str
+    partitions: int = 0
+    replication: int = 0
+    rights: frozenset[str] | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A connection for questions. `open` first."""
+
+    kafka: Kafka
+    timeout: float = 10.0
+    brokers: list[Address] = field(default_factory=list)
+    topics: set[str] = field(default_factory=set)
+    _client: Any = None
+    _errors: list[KafkaError] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Connect, log in, and list brokers and topics. Raises KafkaUnavailableError; its `args` say if refused."""
+        config = client_config(self.kafka) | {"logger": QUIET, "error_cb": self._errors.append}
+        self._client = AdminClient(config)
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                found = self._client.list_topics(timeout=1.0)
+                break
+            except KafkaException as error:
+                self._client.poll(0)
+                refused = next((one for one in self._errors if one.code() in _REFUSED), None)
+                if refused is not None:
+                    raise RefusedError(refused.str()) from error
+                if time.monotonic() >= deadline:
+                    last = self._errors[-1].str() if self._errors else error.args[0].str()
+                    raise KafkaUnavailableError(last) from error
+        self.brokers = [Address(broker.host, broker.port) for broker in found.brokers.values()]
+        self.topics = set(found.topics)
+
+    def describe(self, name: str) -> TopicState:
+        """Describe a topic, with what this client may do to it."""
+        try:
+            future = self._client.describe_topics(
+                TopicCollection([name]), include_authorized_operations=True, request_timeout=self.timeout
+            )[name]
+            found = future.result()
+        except KafkaException as error:
+            return TopicState(name, error=error.args[0].name())
+        replication = min((len(partition.replicas) for partition in found.partitions), default=0)
+        return TopicState(name, len(found.partitions), replication, _rights(found.authorized_operations))
+
+    def group_rights(self) -> frozenset[str] | None:
+        """Give what this client may do to the consumer group, None where the broker does not say.
+
+        Raises RefusedError if it may not even look.
+        """
+        group = self.kafka.group_id
+        try:
+            future = self._client.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=self.timeout
+            )[group]
+            return _rights(future.result().authorized_operations)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise RefusedError(error.args[0].str()) from error
+            return None
+
+
+class RefusedError(KafkaUnavailableError):
+    """The broker answered and refused: the login, the certificate, or the right to look."""
+
+
+def connect_to(servers: str, timeout: float = 3.0) -> list[Address]:
+    """Try to open a TCP connection to each of `host:port,host:port`."""
+    return [probe(*_split(server), timeout) for server in servers.split(",") if server.strip()]
+
+
+def probe(host: str, port: int, timeout: float = 3.0) -> Address:
+    """Try to open a TCP connection."""
+    try:
+        socket.create_connection((host, port), timeout=timeout).close()
+    except socket.gaierror:
+        return Address(host, port, "the name does not resolve")
+    except TimeoutError:
+        return Address(host, port, f"no answer within {timeout:g} s: a firewall, or a wrong address")
+    except (OSError, OverflowError) as error:
+        return Address(host, port, (getattr(error, "strerror", None) or str(error)).lower())
+    return Address(host, port)
+
+
+def _split(server: str) -> tuple[str, int]:
+    host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return server.strip(), 9092
+    return host.strip("[]"), int(port)
+
+
+def _rights(operations: Sequence[Any] | None) -> frozenset[str] | None:
+    return None if operations is None else frozenset(operation.name for operation in operations)

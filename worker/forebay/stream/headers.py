@@ -1,0 +1,171 @@
+"""What the headers of a request record say, read once. Values are opaque bytes unless the contract says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from forebay.errors import RequestError
+from forebay.records import Code, Encoding, Headers, Record
+from forebay.settings import Limits
+
+MAX_ID_BYTES = 256
+_ECHOED = frozenset({"kafka_correlationId", "correlation_id", "traceparent", "tracestate", "baggage"})
+_JSON_TYPES = frozenset({b"application/json", b"application/vnd.oip+json", b""})
+_KEPT = 512
+_KEPT_LENGTH = 4
+
+
+@dataclass(slots=True)
+class Envelope:
+    """What the headers of a record say."""
+
+    id: str | None = None
+    encoding: Encoding = Encoding.JSON
+    header_bytes: int | None = None
+    model: str | None = None
+    version: str | None = None
+    deadline_ms: float | None = None
+    priority: int = 0
+    reply_topic: str | None = None
+    reply_partition: int | None = None
+    echo: Headers = field(default_factory=list)
+
+
+class HeaderReader:
+    """Reads headers; requests that differ in nothing but their body have equal headers, which are read once."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._kept: dict[tuple[tuple[str, bytes | None], ...], Envelope] = {}
+
+    def read(self, record: Record, envelope: Envelope) -> Envelope:
+        """Fill `envelope`, or return one that was read before. Raises RequestError; `envelope` has what came first."""
+        headers = record.headers
+        if not headers:
+            return envelope
+        if len(headers) > _KEPT_LENGTH:
+            self._read(record, envelope)
+            return envelope
+        key = tuple(headers)
+        kept = self._kept.get(key)
+        if kept is None:
+            self._read(record, envelope)
+            if envelope.id is not None or envelope.echo or envelope.deadline_ms is not None:
+                return envelope
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            kept = self._kept[key] = replace(envelope)
+        return kept
+
+    def _read(self, record: Record, envelope: Envelope) -> None:
+        headers = record.headers
+        if len(headers) > self._limits.max_headers:
+            raise RequestError(
+                Code.INVALID_PAYLOAD, f"the record has {len(headers)} headers, the limit is {self._limits.max_headers}"
+            )
+        failed: RequestError | None = None
+        for name, value in headers:
+            reader = _READERS.get(name)
+            if reader is not None:
+                if value is not None:
+                    try:
+                        reader(envelope, value, record)
+                    except RequestError as error:  # the echoed headers behind it must still come back
+                        failed = failed or error
+            elif name in _ECHOED or name.startswith("ce_"):
+                envelope.echo.append((name, value))
+        if envelope.echo:
+            size = sum(len(name) + len(value or b"") for name, value in envelope.echo)
+            if size > self._limits.max_header_bytes:
+                envelope.echo.clear()
+                raise RequestError(
+                    Code.INVALID_PAYLOAD,
+                    f"the headers to echo have {size} bytes, the limit is {self._limits.max_header_bytes}",
+                )
+        if failed is not None:
+            raise failed
+
+
+def _digits(name: str, value: bytes) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the header {name} must be a number in ASCII digits")
+    return int(value)
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the header {name} is not UTF-8") from None
+
+
+def _content_type(envelope: Envelope, value: bytes, record: Record) -> None:
+    kind = value.split(b";", 1)[0].strip().lower()
+    if kind == b"application/octet-stream":
+        envelope.encoding = Encoding.BINARY
+    elif kind not in _JSON_TYPES:
+        shown = kind[:80].decode(errors="replace")
+        raise RequestError(
+            Code.UNSUPPORTED_TYPE, f"content-type {shown!r} is not one of application/json, application/octet-stream"
+        )
+
+
+def _request_id(envelope: Envelope, value: bytes, record: Record) -> None:
+    if len(value) > MAX_ID_BYTES:
+        raise RequestError(Code.INVALID_PAYLOAD, f"the header x-request-id is longer than {MAX_ID_BYTES} bytes")
+    envelope.id = _text("x-request-id", value)
+
+
+def _header_length(envelope: Envelope, value: bytes, record: Record) -> None:
+    envelope.header_bytes = _digits("inference-header-content-length", value)
+
+
+def _model(envelope: Envelope, value: bytes, record: Record) -> None:
+    envelope.model = _text("model", value) or None
+
+
+def _version(envelope: Envelope, value: bytes, record: Record) -> None:
+    envelope.version = _text("model-version", value) or None
+
+
+def _timeout(envelope: Envelope, value: bytes, record: Record) -> None:
+    _earlier(envelope, max(record.timestamp_ms, 0) + _digits("timeout-ms", value))
+
+
+def _deadline(envelope: Envelope, value: bytes, record: Record) -> None:
+    _earlier(envelope, _digits("deadline-ms", value))
+
+
+def _earlier(envelope: Envelope, deadline_ms: float) -> None:
+    known = envelope.deadline_ms
+    envelope.deadline_ms = deadline_ms if known is None else min(known, deadline_ms)
+
+
+def _priority(envelope: Envelope, value: bytes, record: Record) -> None:
+    envelope.priority = min(_digits("priority", value), 9)
+
+
+def _reply_topic(envelope: Envelope, value: bytes, record: Record) -> None:
+    envelope.reply_topic = _text("kafka_replyTopic", value)
+
+
+def _reply_partition(envelope: Envelope, value: bytes, record: Record) -> None:
+    if len(value) != 4:
+        raise RequestError(Code.INVALID_PAYLOAD, "the header kafka_replyPartition must be a 4-byte big-endian integer")
+    envelope.reply_partition = int.from_bytes(value, "big")
+
+
+_READERS = {
+    "content-type": _content_type,
+    "x-request-id": _request_id,
+    "inference-header-content-length": _header_length,
+    "model": _model,
+    "mlserver-model": _model,
+    "model-version": _version,
+    "mlserver-version": _version,
+    "timeout-ms": _timeout,
+    "deadline-ms": _deadline,
+    "priority": _priority,
+    "kafka_replyTopic": _reply_topic,
+    "kafka_replyPartition": _reply_partition,
+}
