@@ -167,7 +167,7 @@ def publish(stack: Stack, values: Mapping[str, bytes]) -> None:
     assert producer.flush(60) == 0
 
 
-def outcomes(stack: Stack, topic: str, wanted: Iterable[str], seconds: float = 120) -> dict[str, list[Message]]:
+def outcomes(stack: Stack, topic: str, wanted: Iterable[str], seconds: float = 240) -> dict[str, list[Message]]:
     """Read a topic from its start, on the host, until every wanted key is there and two quiet seconds have passed.
 
     The records of each key in the order of arrival: more than one is a duplicate.

@@ -22,8 +22,9 @@ from forebay.client import (
 )
 from forebay.errors import ConfigError, KafkaUnavailableError
 from forebay.settings import Kafka
-from tests.conftest import KafkaProbe, Topics, eventually
+from tests.conftest import Topics
 from tests.integration.responder import Responder
+from tests.kafka_probe import KafkaProbe, eventually
 
 
 @pytest.fixture

@@ -21,3 +21,11 @@ def test_a_topic_that_cannot_be_read_is_one_sentence_with_an_example(text: str) 
 def test_a_broker_that_is_not_started_has_no_address() -> None:
     with pytest.raises(KafkaUnavailableError, match="not started"):
         _ = EmbeddedKafka().bootstrap_servers
+
+
+def test_a_broker_that_is_not_started_can_be_stopped() -> None:
+    cluster = EmbeddedKafka()
+
+    cluster.stop()
+
+    assert cluster.java_pids() == []

@@ -169,6 +169,8 @@ class AsyncClient:
                 self._calls.abandon(call)
 
     async def _wait(self, call: Call) -> Record:
+        if call.sent.future.done():  # wait_for would give up on it if the time is over
+            return call.sent.future.result()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(call.sent.future), call.remaining)
         except TimeoutError as error:

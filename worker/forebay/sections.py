@@ -110,11 +110,17 @@ class Delivery(Section):
     revoke_timeout_ms: int = Field(5_000, ge=0, description="how long a revoked partition may hold up the group")
     commit_interval_ms: int = Field(200, ge=1, description="between two commits of the low watermarks")
     transactional_id: str | None = Field(
-        None, description="exactly_once: stable and unique per worker; default GROUP-HOSTNAME"
+        None,
+        description="exactly_once: stable, unique per worker; default GROUP-HOST-N with the lowest N free on the host",
     )
     transaction_timeout_ms: int = Field(
         10_000, ge=1_000, description="exactly_once: after this a successor may take over from a dead worker"
     )
+
+    @property
+    def order_of_results(self) -> Literal["none", "partition", "key"]:
+        """The order that is kept: a transaction's offset covers a prefix of its partition, so it needs that order."""
+        return "partition" if self.guarantee == "exactly_once" else self.ordering
 
 
 class Batch(Section):

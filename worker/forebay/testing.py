@@ -10,22 +10,22 @@ The worker that `run_to_end` runs is the real one, with its model inline in this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import count
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forebay.batching.batcher import Batcher, Policy
-from forebay.batching.lanes import Bounds
+from forebay.assembly import assemble
 from forebay.health import Health
-from forebay.inference.assembly import build_pool
 from forebay.metrics import Metrics
 from forebay.records import Partition
 from forebay.settings import Settings, load
 from forebay.stream.client_config import producer_config
+from forebay.stream.committer import Committer
 from forebay.stream.memory import MemoryBroker, MemoryConsumer, MemoryProducer
-from forebay.stream.outbox import Outbox
-from forebay.worker import Rooms, Worker
+from forebay.stream.outbox import Outbox, Outgoing
+from forebay.stream.results import Encoder
+from forebay.worker import Worker
 
 __all__ = [
     "ManualClock",
@@ -69,25 +69,24 @@ def memory_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def make_worker(
-    broker: MemoryBroker, settings: Settings, search: Path | None = None, clock: ManualClock | None = None
+    broker: MemoryBroker, settings: Settings, search: Path | None = None, clock: Callable[[], float] | None = None
 ) -> tuple[Worker, MemoryConsumer, MemoryProducer]:
     """Return a worker on an in-memory broker, not started, with its doubles."""
-    batch, numbers = settings.batch, count(1)
-    bounds = Bounds(batch.max_batch_size, batch.max_batch_bytes, batch.max_batch_cost, batch.cost)
-    policy = Policy(bounds, batch.dispatch, batch.max_wait_ms / 1000, batch.priority_aging_ms / 1000)
     consumer, producer = MemoryConsumer(broker, settings.kafka.input_topics), MemoryProducer(broker)
-    pool = build_pool(settings.served, (settings.inference, batch, settings.delivery), [search or Path.cwd()], numbers)
     config = producer_config(settings.kafka, settings.delivery)
-    rooms = Rooms(
+
+    def make_outbox(encoder: Encoder) -> Outgoing:
+        dead_letter_topic = settings.kafka.dead_letter_topic
+        return Outbox(config, encoder, dead_letter_topic, make_client=lambda *_, **__: producer)
+
+    rooms = assemble(
+        settings,
+        [search or Path.cwd()],
         consumer=consumer,
-        pool=pool,
-        make_outbox=lambda encoder: Outbox(
-            config, encoder, settings.kafka.dead_letter_topic, make_client=lambda *_, **__: producer
-        ),
-        make_batcher=lambda model: Batcher(model, policy, numbers),
+        make_outbox=make_outbox,
+        make_committer=lambda _, offsets: Committer(consumer, offsets, settings.delivery.commit_interval_ms / 1000),
     )
-    kwargs = {} if clock is None else {"clock": clock}
-    return Worker(settings, rooms, Metrics(), Health(), **kwargs), consumer, producer
+    return Worker(settings, rooms, Metrics(), Health(), clock or time.monotonic), consumer, producer
 
 
 def run_to_end(broker: MemoryBroker, values: Mapping[str, Any], search: Path | None = None) -> Worker:

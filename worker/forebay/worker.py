@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from forebay.batching.batcher import Batcher
+from forebay.custody import Custody
 from forebay.errors import EXIT_INTERNAL
 from forebay.health import Health
 from forebay.inference.pool import Pool
@@ -21,9 +22,11 @@ from forebay.observe import Observer, Status
 from forebay.records import Code, Failure, Outcome, Partition, Record, Request, Signature
 from forebay.settings import Settings
 from forebay.stream.codec import Decoder, Refusal
+from forebay.stream.committer import Committing
 from forebay.stream.consumer import Member
+from forebay.stream.intake import Intake
 from forebay.stream.offsets import Offsets
-from forebay.stream.outbox import Outbox
+from forebay.stream.outbox import Outgoing
 from forebay.stream.results import Encoder
 from forebay.watchdog import leave_within
 
@@ -33,22 +36,19 @@ IDLE_WAIT = 0.1
 BUSY_WAIT = 0.001
 """Seconds that the loop waits for a replica before it looks at Kafka again."""
 
-_PAUSE_AFTER = 1.0
-_COMMIT_ANSWER = 30.0
 _LEAVE_SECONDS = 15.0
-_LEAST_COMMIT_GAP = 0.01
-_RECEIVE_AT_MOST = 1024
 _log = logger("worker")
 
 
 @dataclass(slots=True)
 class Rooms:
-    """The parts of a worker, made and not started. `make_outbox` needs the encoder, which needs a ready model."""
+    """The parts of a worker, made and not started; what needs a ready model, or another part, is made by a function."""
 
     consumer: Member
     pool: Pool
-    make_outbox: Callable[[Encoder], Outbox]
     make_batcher: Callable[[str], Batcher]
+    make_outbox: Callable[[Encoder], Outgoing]
+    make_committer: Callable[[Outgoing, Offsets], Committing]
 
 
 class Worker:
@@ -68,13 +68,11 @@ class Worker:
         self._rooms = rooms
         self._health = health
         self._clock = clock
-        self._offsets = Offsets()
+        self._custody = Custody(settings.delivery.order_of_results)
+        self._offsets = self._custody.offsets
+        self._intake = Intake(rooms.consumer, settings.batch.queue_size)
         self._observer = Observer(metrics, health)
         self._batchers: dict[str, Batcher] = {}
-        self._held_bytes = 0
-        self._open_requests = 0
-        self._full_since: float | None = None
-        self._committed_at = 0.0
         self._stopping = self._left = False
         self._ends: Mapping[Partition, int] = {}
         self._checked_ends_at = 0.0
@@ -122,6 +120,7 @@ class Worker:
         self._outbox = self._rooms.make_outbox(self._encoder)
         self._batchers = {signature.model: self._rooms.make_batcher(signature.model) for signature in served}
         self._ragged = {s.model: any(spec.pad is not None for spec in s.inputs) and not s.prepares for s in served}
+        self._committer = self._rooms.make_committer(self._outbox, self._offsets)
         self._outbox.start()
 
     def _turn(self) -> None:
@@ -139,22 +138,8 @@ class Worker:
     def _receive(self, now: float) -> int:
         """Read what there is room for; keep polling when there is none. Returns the number of records."""
         room = self._room()
-        consumer = self._consumer
-        if room <= 0:
-            self._full_since = self._full_since or now
-            if now - self._full_since < _PAUSE_AFTER:
-                return 0  # soon there is room again: pausing would throw the client's prefetched records away
-            if not consumer.paused:
-                consumer.pause()
-        else:
-            self._full_since = None
-            if consumer.paused:
-                if room * 2 < self._settings.batch.queue_size:
-                    room = 0
-                else:
-                    consumer.resume()
-        records = consumer.receive(max(room, 1), self._wait(now) if room > 0 else 0.0)
-        self._observer.events(consumer, self._offsets)
+        records = self._intake.receive(room, self._wait(now) if room > 0 else 0.0, now)
+        self._observer.events(self._consumer, self._offsets)
         if records:
             self._accept(records)
         return len(records)
@@ -162,13 +147,13 @@ class Worker:
     def _room(self) -> int:
         """Return how many requests may be read; bytes count until the outcome is acknowledged."""
         batch = self._settings.batch
-        if self._held_bytes >= batch.max_queue_bytes:
+        if self._custody.bytes >= batch.max_queue_bytes:
             return 0
         waiting = sum(batcher.requests for batcher in self._batchers.values()) + self._pool.in_flight
         unacknowledged = self._outbox.unacknowledged
         if unacknowledged > 8 * batch.queue_size + 10_000:
             return 0
-        return min(batch.queue_size - waiting, _RECEIVE_AT_MOST)
+        return batch.queue_size - waiting
 
     def _wait(self, now: float) -> float:
         """Return how long the loop may sleep in the consumer: not at all while a replica may answer."""
@@ -184,13 +169,11 @@ class Worker:
     def _accept(self, records: list[Record]) -> None:
         """Decode records into waiting requests; a record that is no request has its error result at once."""
         now, now_ms = self._clock(), time.time() * 1000
-        opened, decode, batchers, ragged = self._offsets.opened, self._decoder.decode, self._batchers, self._ragged
+        take, decode, batchers, ragged = self._custody.take, self._decoder.decode, self._batchers, self._ragged
         limit = self._settings.batch.max_batch_bytes
         for record in records:
-            if not opened(record):
+            if not take(record):
                 continue
-            self._held_bytes += len(record.value or b"")
-            self._open_requests += 1
             request = decode(record, now, now_ms)
             if type(request) is Request:
                 if request.item_bytes <= limit:
@@ -237,50 +220,35 @@ class Worker:
         self._send(self._encoder.error(request, failure), now)
 
     def _send(self, outcome: Outcome, now: float) -> None:
-        """Send an outcome, unless its partition belongs to somebody else by now."""
-        if self._offsets.holds(outcome.record):
-            self._outbox.send(outcome, now)
-        else:
-            self._forget(outcome.record)
-
-    def _forget(self, record: Record) -> None:
-        self._held_bytes -= len(record.value or b"")
-        self._open_requests -= 1
+        """Send an outcome when its turn has come, unless its partition belongs to somebody else by now."""
+        for leaving in self._custody.release(outcome):
+            self._outbox.send(leaving, now)
 
     # ------------------------------------------------------------------ settle
 
     def _settle(self, now: float) -> None:
         """Close acknowledged positions and commit the low watermarks."""
+        self._close_acknowledged(now)
+        self._health.trouble("delivery", self._outbox.trouble)
+        for marks, failed in self._committer.settle(now, idle=not self._custody.requests):
+            self._observer.committed(marks, failed)
+
+    def _close_acknowledged(self, now: float) -> None:
         closed = self._outbox.serve(now)
         if closed:
-            for outcome in closed:
-                self._offsets.closed(outcome.record)
-                self._forget(outcome.record)
+            self._custody.close(closed)
             self._observer.closed(closed, now)
-        self._health.trouble("delivery", self._outbox.trouble)
-        interval = self._settings.delivery.commit_interval_ms / 1000
-        if now - self._committed_at >= interval or not self._open_requests:
-            self._commit(now)
+        if self._outbox.must_rewind:
+            self._rewind()
 
-    def _commit(self, now: float) -> None:
-        consumer = self._consumer
-        while consumer.commits:
-            marks, failed = consumer.commits.popleft()
-            for partition, mark in marks.items():
-                if partition in failed:
-                    self._offsets.refused(partition)
-                else:
-                    self._offsets.committed(partition, mark)
-            self._observer.committed(marks, failed)
-        if consumer.commits_in_flight:
-            if now - self._committed_at < _COMMIT_ANSWER:
-                return
-            consumer.commits_in_flight = 0  # a coordinator that takes requests and never answers
-        marks = self._offsets.committable()
-        if marks and now - self._committed_at >= _LEAST_COMMIT_GAP:
-            consumer.commit(marks)
-            self._offsets.requested(marks)
-            self._committed_at = now
+    def _rewind(self) -> None:
+        """Read again from the committed offsets: nobody knows what became of the last transaction."""
+        self._outbox.must_rewind = False
+        partitions = [partition for partition, _ in self._offsets]
+        self._give_up(set(partitions))
+        self._offsets.assigned(partitions)
+        self._consumer.rewind(partitions)
+        self._observer.rebalanced("rewound", partitions, len(self._offsets))
 
     # ------------------------------------------------------------------ assignment; runs inside `receive`
 
@@ -293,78 +261,60 @@ class Worker:
         """Finish what runs for the partitions within the budget, settle it, give the rest back."""
         given = set(partitions)
         self._abandon(given)
-        if self._left:
-            self._offsets.forgotten(given)
-            return
-        budget = min(self._settings.delivery.revoke_timeout_ms, self._settings.delivery.drain_timeout_ms) / 1000
-        deadline = self._clock() + budget
-        while self._busy_with(given) and (now := self._clock()) < deadline:
+        delivery = self._settings.delivery
+        deadline = self._clock() + min(delivery.revoke_timeout_ms, delivery.drain_timeout_ms) / 1000
+        while not self._left and self._custody.is_busy_with(given) and (now := self._clock()) < deadline:
             self._collect(now, 0.005)
             self._close_acknowledged(self._clock())
             self._health.beat(now)
-        marks = self._offsets.committable(given)
-        if marks:
-            self._consumer.commit(marks)
-        self._offsets.forgotten(given)
+        if not self._left:
+            self._committer.leave(given)
+        self._custody.forget(given, self._outbox)
         self._observer.rebalanced("revoked", partitions, len(self._offsets))
 
     def lost(self, partitions: list[Partition]) -> None:
         """Forget partitions that were taken away; nothing of them may be committed."""
-        self._offsets.forgotten(partitions)
-        self._abandon(set(partitions))
+        self._give_up(set(partitions))
         self._observer.rebalanced("lost", partitions, len(self._offsets))
 
+    def _give_up(self, partitions: set[Partition]) -> None:
+        self._abandon(partitions)
+        self._custody.forget(partitions, self._outbox)
+
     def _abandon(self, partitions: set[Partition]) -> None:
-        """Drop the requests of these partitions that no replica has begun; another worker will read them again."""
-
-        def concerns(request: Request) -> bool:
-            return (request.record.topic, request.record.partition) in partitions
-
-        gone = [request for batcher in self._batchers.values() for request in batcher.drop(concerns)]
-        gone += self._pool.drop(concerns)
-        for request in gone:
-            self._offsets.abandoned(request.record)
-            self._forget(request.record)
-        self._observer.dropped("revoked", len(gone))
-
-    def _busy_with(self, partitions: set[Partition]) -> bool:
-        return any(ledger.running for partition, ledger in self._offsets if partition in partitions)
-
-    def _close_acknowledged(self, now: float) -> None:
-        for outcome in self._outbox.serve(now):
-            self._offsets.closed(outcome.record)
-            self._forget(outcome.record)
+        gone = self._custody.abandon(partitions, self._batchers.values(), self._pool)
+        self._observer.dropped("revoked", gone)
 
     # ------------------------------------------------------------------ the end
 
     def _reached(self, now: float) -> bool:
         """Whether the group has committed every end offset of `until`."""
-        if self._open_requests or now - self._checked_ends_at < 0.2:
+        if self._custody.requests or now - self._checked_ends_at < 0.2:
             return False
-        if not self._offsets.settled or self._consumer.commits_in_flight:
+        if not self._committer.is_settled:
             return False
         self._checked_ends_at = now
         found = self._consumer.committed(list(self._ends), timeout=5.0)
-        return all((found.get(partition) or 0) >= end for partition, end in self._ends.items())
+        return found is not None and all((found.get(partition) or 0) >= end for partition, end in self._ends.items())
 
     def _drain(self) -> None:
         """Finish what was read, commit it and leave the group, within the drain budget."""
         self._health.phase = "draining"
         began = self._clock()
         deadline = began + self._settings.delivery.drain_timeout_ms / 1000
-        _log.info("draining", waiting=self._open_requests)
-        while self._open_requests and (now := self._clock()) < deadline:
+        _log.info("draining", waiting=self._custody.requests)
+        while self._custody.requests and (now := self._clock()) < deadline:
             self._poll_while_draining()
             self._dispatch(now, draining=True)
             self._collect(now, BUSY_WAIT)
             self._settle(self._clock())
             self._observer.turn(now, self.status)
-        while self._clock() < deadline and (self._offsets.committable() or self._consumer.commits_in_flight):
+        while self._clock() < deadline and not self._committer.is_settled:
             self._poll_while_draining()
             self._settle(self._clock())
             time.sleep(0.001)
-        if self._open_requests:
-            _log.warning("drain_timeout", given_back=self._open_requests)
+        if self._custody.requests:
+            _log.warning("drain_timeout", given_back=self._custody.requests)
         _log.info("drained", seconds=round(self._clock() - began, 3))
 
     def _poll_while_draining(self) -> None:
@@ -376,7 +326,7 @@ class Worker:
         """Leave the group and end the replicas; nothing is committed any more."""
         self._health.phase = "stopped"
         self._left = True
-        with leave_within(_LEAVE_SECONDS, EXIT_INTERNAL if self._open_requests else 0):
+        with leave_within(_LEAVE_SECONDS, EXIT_INTERNAL if self._custody.requests else 0):
             self._consumer.close()
             if self._batchers:
                 self._outbox.close()
@@ -386,7 +336,7 @@ class Worker:
         """Return what the metrics show of the loop's own state."""
         return Status(
             waiting=sum(batcher.requests for batcher in self._batchers.values()),
-            held_bytes=self._held_bytes,
+            held_bytes=self._custody.bytes,
             unacknowledged=self._outbox.unacknowledged,
             consumer=self._consumer,
             pool=self._pool,

@@ -115,18 +115,14 @@ class Batcher:
         """Choose the most urgent lane among those that may be cut now."""
         lanes: list[Lane] = list(self._lanes.values())
         if not idle or (self.policy.dispatch == "static" and not draining):
-            lanes = [lane for lane in lanes if self._is_full(lane)]
+            lanes = [lane for lane in lanes if lane.is_full(self.policy.bounds)]
         elif self.policy.dispatch == "linger" and not draining:
             overdue = now - self.policy.max_wait
-            lanes = [lane for lane in lanes if lane.oldest() <= overdue or self._is_full(lane)]
+            lanes = [lane for lane in lanes if lane.oldest() <= overdue or lane.is_full(self.policy.bounds)]
         if len(lanes) < 2:
             return lanes[0] if lanes else None
         aging = self.policy.priority_aging
         return min(lanes, key=lambda lane: (*lane.urgency(now, aging), -lane.rows))
-
-    def _is_full(self, lane: Lane) -> bool:
-        bounds = self.policy.bounds
-        return lane.rows >= bounds.rows or lane.bytes >= bounds.bytes
 
     def _why(self, draining: bool) -> Reason:
         if draining:

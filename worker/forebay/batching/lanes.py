@@ -6,7 +6,7 @@ Pure. The padded size of a candidate batch is kept while it grows, so that bound
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,10 +26,11 @@ class Bounds:
 class Size:
     """The padded size of a batch while it grows: rows, bytes and elements of all its tensors."""
 
-    __slots__ = ("_dims", "_element_bytes", "_padded", "rows")
+    __slots__ = ("_dims", "_element_bytes", "_padded", "_text_bytes", "rows")
 
     def __init__(self, first: Request) -> None:
         self.rows = first.rows
+        self._text_bytes = _text_bytes(first)
         self._dims = [list(shape[1:]) for shape in first.shapes]
         self._padded = [_volume(dims) for dims in self._dims]
         self._element_bytes = [
@@ -40,7 +41,7 @@ class Size:
     def grown(self, request: Request) -> tuple[int, float, float]:
         """Return rows, elements and bytes as they would be with `request` in the batch."""
         rows = self.rows + request.rows
-        elements = size = 0.0
+        elements, size = 0.0, float(self._text_bytes + _text_bytes(request))
         for dims, shape, volume, width in zip(
             self._dims, request.shapes, self._padded, self._element_bytes, strict=True
         ):
@@ -53,17 +54,24 @@ class Size:
     def add(self, request: Request) -> None:
         """Take `request` in."""
         self.rows += request.rows
+        self._text_bytes += _text_bytes(request)
         for index, (dims, shape) in enumerate(zip(self._dims, request.shapes, strict=True)):
             if tuple(dims) != shape[1:]:
                 self._dims[index] = [max(pair) for pair in zip(dims, shape[1:], strict=True)]
                 self._padded[index] = _volume(self._dims[index])
 
 
-def _volume(dims: list[int]) -> int:
+def _volume(dims: Iterable[int]) -> int:
     product = 1
     for dim in dims:
         product *= dim
     return product
+
+
+def _text_bytes(request: Request) -> int:
+    """Return the bytes of a request's BYTES tensors: they differ row by row, and nothing pads them."""
+    numeric = [len(tensor) for tensor in request.tensors if not isinstance(tensor, list)]
+    return request.item_bytes - sum(numeric) if len(numeric) < len(request.tensors) else 0
 
 
 class Lane:
@@ -102,6 +110,16 @@ class Lane:
     def urgency(self, now: float, aging_seconds: float) -> tuple[float, float]:
         """Return the best effective level of its heads and that head's arrival: smaller is more urgent."""
         return min(_effective(level, queue[0], now, aging_seconds) for level, queue in self._queues.items() if queue)
+
+    def is_full(self, bounds: Bounds) -> bool:
+        """Whether what waits fills a batch; padding is left out of account, so it may be full a little earlier."""
+        if self.rows >= bounds.rows or self.bytes >= bounds.bytes:
+            return True
+        if bounds.cost is None:
+            return False
+        if bounds.cost_unit == "elements":
+            return sum(_volume(shape) for request in self for shape in request.shapes) >= bounds.cost
+        return (self.rows if bounds.cost_unit == "rows" else self.bytes) >= bounds.cost
 
     def take(self, bounds: Bounds, now: float, aging_seconds: float) -> tuple[list[Request], Reason | None]:
         """Remove and return the requests of the next batch, and which bound closed it (None: the lane ran empty).

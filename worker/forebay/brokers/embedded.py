@@ -169,7 +169,8 @@ class EmbeddedKafka:
         """Return the cluster's id, which kept data remember."""
         remembered = self._nodes[0].folder / "cluster-id"
         if not remembered.exists():
-            remembered.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
+            # The first byte keeps the id from starting with "-", which the storage tool takes for an option.
+            remembered.write_text(base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("="))
         return remembered.read_text().strip()
 
     def _await_answers(self) -> None:
@@ -179,14 +180,17 @@ class EmbeddedKafka:
         expected = [node for node in self._nodes if node.running and not node.paused]
         for node in expected:
             while not ports.listens(node.address.port):
-                if not node.running:
-                    raise _failure(node, "its JVM ended while it started")
+                _insist_alive(expected)
                 if time.monotonic() > deadline:
                     raise _failure(node, f"it does not answer after {START_SECONDS:.0f} s")
                 time.sleep(0.05)
-        servers = ",".join(node.address.server for node in expected)
+        config = {"bootstrap.servers": ",".join(node.address.server for node in expected)}
+        left = deadline - time.monotonic()
         try:
-            admin.wait_until_ready({"bootstrap.servers": servers}, len(expected), deadline - time.monotonic())
+            # Whoever listens may be another program that took the port: then our JVM ends, and that ends the wait.
+            admin.wait_until_ready(config, len(expected), left, check=lambda: _insist_alive(expected))
+        except _StartFailed:
+            raise
         except KafkaUnavailableError as error:
             raise _failure(expected[0], str(error)) from error
 
@@ -196,21 +200,30 @@ class EmbeddedKafka:
         return self._nodes[broker]
 
 
-class _PortTaken(KafkaUnavailableError):
+class _StartFailed(KafkaUnavailableError):
+    """A node did not start."""
+
+
+class _PortTaken(_StartFailed):
     """Another process took a port between our check and the broker's start."""
 
 
-def _failure(node: Node, what: str) -> KafkaUnavailableError:
+def _insist_alive(nodes: list[Node]) -> None:
+    for node in nodes:
+        if not node.running:
+            raise _failure(node, "its JVM ended while it started")
+
+
+def _failure(node: Node, what: str) -> _StartFailed:
     """Describe why a node did not start, and keep its log where the message says."""
-    tail = node.last_lines()
-    log = node.log
+    if "Address already in use" in node.last_lines(200):
+        return _PortTaken(f"port {node.address.port} was taken by another program while Kafka started")
+    tail, log = node.last_lines(), node.log
     if node.temporary and log.exists():
         handle, name = tempfile.mkstemp(prefix="forebay-kafka-", suffix=".log")
         os.close(handle)
         log = Path(shutil.copy(log, name))
-    if "Address already in use" in tail:
-        return _PortTaken(f"port {node.address.port} was taken while Kafka started (log: {log})")
-    return KafkaUnavailableError(f"Kafka's broker {node.address.number} did not start: {what}; log {log}:\n{tail}")
+    return _StartFailed(f"Kafka's broker {node.address.number} did not start: {what}; log {log}:\n{tail}")
 
 
 def _claim(folder: Path, brokers: int) -> IO[str]:

@@ -69,7 +69,11 @@ def main() -> None:
     except typer.Abort:
         sys.exit(130)
     except typer.TyperException as error:  # typer brings its own click since 0.25; the real one never reaches here
-        getattr(error, "show", lambda: typer.secho(f"Error: {error}", err=True))()
+        show = getattr(error, "show", None)
+        if show is None:
+            typer.secho(f"Error: {error}", err=True)
+        else:
+            show()
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -28,7 +28,11 @@ def check_kafka(settings: Settings) -> Iterator[Finding]:
     except ForebayError as error:
         yield failed("Kafka properties", str(error), "change kafka.client or kafka.security.tls")
         return
-    yield from _addresses(kafka)
+    addresses = list(_addresses(kafka))
+    yield from addresses
+    if all(finding.unavailable for finding in addresses):
+        yield skipped("topics", "without a connection")
+        return
     cluster = Cluster(kafka)
     try:
         cluster.open()

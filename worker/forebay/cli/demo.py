@@ -55,8 +55,12 @@ def demo(
 
     chosen = open_example(example)
     view: View = JsonView() if as_json else ConsoleView(chosen)
-    with _endings_unwind():
-        all_right = _run(chosen, requests, view)
+    try:
+        with _endings_unwind():
+            all_right = _run(chosen, requests, view)
+    except KeyboardInterrupt:
+        view.note("stopped; worker and broker are gone")
+        raise
     if not all_right:
         raise typer.Exit(EXIT_NOT_ALL_RIGHT)
 

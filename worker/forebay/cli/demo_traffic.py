@@ -6,6 +6,7 @@ One thread does both. Latency is from publishing a request to seeing its result,
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
@@ -19,6 +20,9 @@ from forebay.stream.tail import Tail
 from forebay.wire import InferenceError, build_request, parse_outcome
 
 PATIENCE_SECONDS = 60.0
+WINDOW = 256
+"""How many requests are under way at once: more than an example has, so that only a large --requests meets it."""
+
 LATE_SECONDS = 0.3
 
 
@@ -50,10 +54,26 @@ class Traffic:
 
         Raises ForebayError if nothing arrives for a minute.
         """
-        for start in range(0, len(samples), 1 if one_by_one else max(1, len(samples))):
-            for sample in samples[start : start + 1] if one_by_one else samples:
-                self._publish(sample)
-            yield from self._follow(one_by_one)
+        left = deque(samples)
+        heard = time.monotonic()
+        while left or self._waiting:
+            while left and len(self._waiting) < (1 if one_by_one else WINDOW):
+                self._publish(left.popleft())
+            self._publisher.poll()
+            records = self._tail.read(wait=0.05)
+            now = time.monotonic()
+            for record in records:
+                arrival = self._receive(record, now, one_by_one)
+                if arrival is not None:
+                    yield arrival
+            if records:
+                heard = now
+                continue
+            self._insist_worker_runs()
+            if self._refused is not None:
+                raise DeliveryError(f"the broker did not take a request: {self._refused}")
+            if now - heard > PATIENCE_SECONDS:
+                raise ForebayError(f"{len(self._waiting)} requests got no result: {', '.join(self._waiting)}"[:500])
 
     def count_duplicates(self) -> int:
         """Listen a moment longer and return how many requests got more than one outcome."""
@@ -72,24 +92,6 @@ class Traffic:
 
     def _acknowledge(self, receipt: Receipt) -> None:
         self._refused = self._refused or receipt.error
-
-    def _follow(self, alone: bool) -> Iterator[Arrival]:
-        heard = time.monotonic()
-        while self._waiting:
-            self._publisher.poll()
-            records = self._tail.read(wait=0.05)
-            now = time.monotonic()
-            for record in records:
-                heard = now
-                arrival = self._receive(record, now, alone)
-                if arrival is not None:
-                    yield arrival
-            if self._refused is not None:
-                raise DeliveryError(f"the broker did not take a request: {self._refused}")
-            if not records:
-                self._insist_worker_runs()
-            if now - heard > PATIENCE_SECONDS:
-                raise ForebayError(f"{len(self._waiting)} requests got no result: {', '.join(self._waiting)}"[:500])
 
     def _receive(self, record: Record, now: float, alone: bool) -> Arrival | None:
         waited = self._waiting.pop((record.key or b"").decode("utf-8", "replace"), None)

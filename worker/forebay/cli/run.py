@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from forebay.records import Partition
     from forebay.settings import Settings
-    from forebay.worker import Rooms
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +45,7 @@ def run(
 def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
     """Run a worker with these settings in this process."""
     from forebay import logs
+    from forebay.assembly import build_rooms
     from forebay.health import Health, OpsServer
     from forebay.metrics import Metrics
     from forebay.worker import Worker
@@ -57,7 +56,7 @@ def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
     metrics, health = Metrics(), Health()
     server = OpsServer(settings.ops, health, metrics.registry)
     log.info("ops", ops_url=server.start())
-    worker = Worker(settings, _build(settings, search, limits), metrics, health)
+    worker = Worker(settings, build_rooms(settings, search, limits), metrics, health)
     _install_signals(worker)
     # A request's values form no cycles, so looking for cycles at every 700 of them only costs: half of the loop's time
     # with a few ten thousand in flight. What the start left behind is never looked at again.
@@ -99,33 +98,6 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     ends = admin.end_offsets(config, kafka.input_topics)
     begins = admin.begin_offsets(config, kafka.input_topics)
     return limits, {Partition(*p): end for p, end in ends.items() if end > begins.get(p, 0)}
-
-
-def _build(settings: Settings, search: list[Path], limits: dict[str, int]) -> Rooms:
-    from forebay.batching.batcher import Batcher, Policy
-    from forebay.batching.lanes import Bounds
-    from forebay.inference.assembly import build_pool
-    from forebay.stream.client_config import consumer_config, producer_config
-    from forebay.stream.consumer import Consumer
-    from forebay.stream.outbox import Outbox
-    from forebay.stream.results import Encoder
-    from forebay.worker import Rooms
-
-    batch, numbers = settings.batch, count(1)
-    bounds = Bounds(batch.max_batch_size, batch.max_batch_bytes, batch.max_batch_cost, batch.cost)
-    policy = Policy(bounds, batch.dispatch, batch.max_wait_ms / 1000, batch.priority_aging_ms / 1000)
-
-    def make_outbox(encoder: Encoder) -> Outbox:
-        outbox = Outbox(producer_config(settings.kafka, settings.delivery), encoder, settings.kafka.dead_letter_topic)
-        outbox.limits = limits
-        return outbox
-
-    return Rooms(
-        consumer=Consumer(consumer_config(settings.kafka, batch, bounded=True), settings.kafka.input_topics),
-        pool=build_pool(settings.served, (settings.inference, batch, settings.delivery), search, numbers),
-        make_outbox=make_outbox,
-        make_batcher=lambda model: Batcher(model, policy, numbers),
-    )
 
 
 def _install_signals(worker: Any) -> None:

@@ -97,7 +97,7 @@ def publish_all(
 ) -> Tally:
     """Publish every request, `rate` a second at most, and wait for the acknowledgements."""
     from forebay.cli.progress import counting
-    from forebay.stream.publish import Publication, Publisher
+    from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 
     tally = Tally()
     publisher = Publisher(kafka, linger_ms=5)
@@ -112,8 +112,11 @@ def publish_all(
                 def note(receipt: Receipt, id: str = id) -> None:
                     tally.receipts.append((id, receipt))
 
-                publisher.publish(Publication(topic, request.value, id.encode(), headers), note)
                 tally.sent += 1
+                try:
+                    publisher.publish(Publication(topic, request.value, id.encode(), headers), note)
+                except DeliveryError as error:  # this record cannot be sent; the next ones may
+                    note(Receipt(topic, -1, -1, str(error)))
                 publisher.poll()
                 _tell(tally, json)
                 advance(tally.acknowledged)

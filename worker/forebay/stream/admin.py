@@ -54,12 +54,15 @@ def connect(config: Config) -> AdminClient:
     return AdminClient(quiet | dict(config))
 
 
-def wait_until_ready(config: Config, brokers: int = 1, timeout_seconds: float = 60.0) -> None:
-    """Return once `brokers` brokers are registered and the controller answers."""
+def wait_until_ready(
+    config: Config, brokers: int = 1, timeout_seconds: float = 60.0, check: Callable[[], None] = lambda: None
+) -> None:
+    """Return once `brokers` brokers are registered; `check` may raise between two questions to end the wait early."""
     client = connect(config)
     deadline = time.monotonic() + timeout_seconds
     last = "no answer"
     while time.monotonic() < deadline:
+        check()
         try:
             found = len(client.list_topics(timeout=2.0).brokers)
             if found >= brokers:

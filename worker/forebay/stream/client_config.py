@@ -72,9 +72,10 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
     }
 
 
-def consumer_config(kafka: Kafka, batch: Batch, *, bounded: bool = False) -> dict[str, Any]:
-    """Return the worker's consumer properties. `bounded` asks for end-of-partition events.
+def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
+    """Return the worker's consumer properties.
 
+    End-of-partition events tell where the position stands behind transaction markers and compacted records.
     The client's own prefetch is bounded by the queue's bytes: the default of 64 MiB would double the worker.
     """
     prefetch_kbytes = min(max(batch.max_queue_bytes // 1024, 1024), 32_768)
@@ -85,7 +86,7 @@ def consumer_config(kafka: Kafka, batch: Batch, *, bounded: bool = False) -> dic
         "auto.offset.reset": kafka.auto_offset_reset,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "enable.partition.eof": bounded,
+        "enable.partition.eof": True,
         "isolation.level": "read_committed",
         "fetch.wait.max.ms": 100,
         "fetch.error.backoff.ms": 50,

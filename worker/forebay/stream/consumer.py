@@ -20,6 +20,7 @@ from forebay.stream.codec import UNREADABLE
 
 _SKIPPED = {ck.KafkaError._BAD_COMPRESSION, ck.KafkaError._BAD_MSG, ck.KafkaError.INVALID_MSG}
 _NO_POSITION = -1001
+_REWIND_SECONDS = 15.0
 
 
 class Listener(Protocol):
@@ -43,7 +44,8 @@ class Member(Protocol):
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def commit(self, marks: dict[Partition, int]) -> None: ...
-    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None]: ...
+    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None: ...
+    def rewind(self, partitions: Iterable[Partition]) -> None: ...
     def end_offset(self, partition: Partition) -> int | None: ...
     def close(self) -> None: ...
 
@@ -143,11 +145,27 @@ class Consumer:
         """Move the position of an assigned partition."""
         self._client.seek(ck.TopicPartition(*partition, offset))
 
-    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None]:
-        """Ask the broker for the group's committed offsets; None where there is none."""
+    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None:
+        """Ask the broker for the group's committed offsets, None where there is none; None if it does not answer."""
         asked = [ck.TopicPartition(*partition) for partition in partitions]
-        found = self._client.committed(asked, timeout=timeout)
+        try:
+            found = self._client.committed(asked, timeout=timeout)
+        except ck.KafkaException as error:
+            self.events.append(Event(error.args[0].name(), error.args[0].str()))
+            return None
         return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+
+    def rewind(self, partitions: Iterable[Partition]) -> None:
+        """Move the positions of assigned partitions back to the group's committed offsets.
+
+        Raises KafkaFatalError where the group's coordinator does not say them.
+        """
+        committed = self.committed(partitions, _REWIND_SECONDS)
+        if committed is None:
+            raise KafkaFatalError("the group's coordinator does not answer, so nobody knows where to read on")
+        start = ck.OFFSET_END if self._config.get("auto.offset.reset") == "latest" else ck.OFFSET_BEGINNING
+        for partition, offset in committed.items():
+            self.seek(partition, start if offset is None else offset)
 
     def group_metadata(self) -> Any:
         """Return the group membership that a transaction must name; fresh for each transaction."""

@@ -155,9 +155,14 @@ class MemoryConsumer:
         """Move the position of an assigned partition."""
         self._positions[partition] = offset
 
-    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None]:
+    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None:
         """Return the committed offsets."""
         return {partition: self._broker.committed.get(partition) for partition in partitions}
+
+    def rewind(self, partitions: Iterable[Partition]) -> None:
+        """Move the positions back to the committed offsets."""
+        for partition in partitions:
+            self._positions[partition] = self._broker.committed.get(partition, 0)
 
     def end_offset(self, partition: Partition) -> int | None:
         """Return the end of a partition."""

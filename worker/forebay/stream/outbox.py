@@ -10,20 +10,36 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
-from forebay.records import Code, Headers, Outcome
+from forebay.records import Code, Headers, Outcome, Partition
 from forebay.stream.results import Encoder
 
 _TOO_LARGE = {ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TRIES_TOO_LARGE = 3
+
+
+class Outgoing(Protocol):
+    """How outcomes leave: acknowledged one by one here, or in transactions."""
+
+    limits: dict[str, int]
+    unacknowledged: int
+    dead_letters: list[str]
+    trouble: str | None
+    must_rewind: bool
+
+    def start(self, logger: logging.Logger | None = None) -> None: ...
+    def send(self, outcome: Outcome, now: float) -> None: ...
+    def serve(self, now: float, wait: float = 0.0) -> list[Outcome]: ...
+    def forget(self, partitions: Iterable[Partition]) -> list[Outcome]: ...
+    def close(self) -> None: ...
 
 
 class Outbox:
@@ -54,6 +70,7 @@ class Outbox:
         self.closed: list[Outcome] = []
         self.dead_letters: list[str] = []
         self.trouble: str | None = None
+        self.must_rewind = False
 
     def start(self, logger: logging.Logger | None = None) -> None:
         """Make the producer. Raises ConfigError where librdkafka refuses a property."""
@@ -90,6 +107,10 @@ class Outbox:
             self.trouble = None
         closed, self.closed = self.closed, []
         return closed
+
+    def forget(self, partitions: Iterable[Partition]) -> list[Outcome]:
+        """Return nothing: what was sent cannot be called back, and its acknowledgement still comes."""
+        return []
 
     def close(self) -> None:
         """Give up what is not acknowledged and drop the producer."""

@@ -26,6 +26,8 @@ QUIET.addHandler(logging.NullHandler())
 class DeliveryError(ForebayError):
     """The broker did not take a record. It may be published again."""
 
+    exit_code = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:

@@ -60,7 +60,8 @@ class Tail:
 
         Raises KafkaUnavailableError with the address that failed, ConfigError for a topic that does not exist.
         """
-        config: dict[str, Any] = consumer_config(self._kafka, Batch(), bounded=True) | {
+        config: dict[str, Any] = consumer_config(self._kafka, Batch()) | {
+            "enable.partition.eof": True,
             "group.id": f"{self._kafka.group_id}.tail",
             "auto.offset.reset": "earliest",
             "logger": QUIET,
@@ -69,14 +70,9 @@ class Tail:
         self._consumer = Consumer(config)
         deadline = time.monotonic() + timeout
         try:
-            found = [
-                TopicPartition(followed.topic, number)
-                for followed in self._topics
-                for number in self._numbers(followed, deadline)
-            ]
-            self._ends = {
-                Partition(at.topic, at.partition): at.offset for at in self._positioned(found, "end", deadline)
-            }
+            found = [TopicPartition(of.topic, n) for of in self._topics for n in self._numbers(of, deadline)]
+            ends = self._positioned(found, "end", deadline)
+            self._ends = {Partition(at.topic, at.partition): at.offset for at in ends}
             self._assign(self._positioned(found, self._start, deadline))
         except BaseException:
             self.close()
@@ -109,7 +105,7 @@ class Tail:
             elif time.monotonic() - progress > timeout:
                 raise KafkaUnavailableError(f"reading stalls: {self.last_error or 'no record arrives'}")
             for record in records:
-                if record.offset < self._ends[Partition(record.topic, record.partition)]:
+                if record.offset < self._ends.get(Partition(record.topic, record.partition), 0):
                     yield record
 
     @property

@@ -1,0 +1,126 @@
+"""Models for tests of the worker: answers that can be checked, and rows that break whatever runs them.
+
+A row's first number decides. From 0 up the answer is twice the row plus one; the negative numbers are `Magic`. A `gate`
+is a file: while it exists, every batch waits in front of it, so that a test decides when a model is slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from enum import IntEnum
+from pathlib import Path
+
+import torch
+
+from forebay import Model, TensorSpec
+
+WIDE = 175_000
+"""Bytes of a request of the model `Wide`."""
+
+
+class Magic(IntEnum):
+    """First numbers that make `Double` misbehave, once it is warm."""
+
+    RAISE = -1
+    SEGFAULT = -2
+    EXIT = -3
+    HANG = -4
+    NAN = -5
+    HOG = -6
+
+
+class Double(Model):
+    """Twice the row plus one. `seconds` is how long a batch takes; `shy_above` rows in a batch make it fail."""
+
+    inputs = [TensorSpec("x", "FP32", [-1, 4])]
+    outputs = [TensorSpec("y", "FP32", [-1, 4])]
+
+    def __init__(self, seconds: float = 0.0, gate: str | None = None, shy_above: int | None = None) -> None:
+        self._seconds = seconds
+        self._gate = Path(gate) if gate else None
+        self._shy_above = shy_above
+        self._warm = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x[:, 0].tolist()
+        if any(value > 0 for value in first):  # a warm-up runs zeros
+            time.sleep(self._seconds)
+            self._wait()
+        if self._shy_above is not None and len(first) > self._shy_above and any(first):
+            raise ValueError(f"{len(first)} rows are too many")
+        y = x * 2 + 1
+        for row, value in enumerate(first):
+            if value < 0:
+                self._misbehave(Magic(int(value)), y[row])
+        return y
+
+    def _wait(self) -> None:
+        while self._gate is not None and self._gate.exists():
+            time.sleep(0.005)
+
+    def _misbehave(self, magic: Magic, answer: torch.Tensor) -> None:
+        if magic is Magic.RAISE:
+            raise ValueError("this row is poison")
+        if magic is Magic.SEGFAULT:
+            ctypes.string_at(0)
+        if magic is Magic.EXIT:
+            os._exit(9)
+        if magic is Magic.HANG:
+            time.sleep(3600)
+        if magic is Magic.HOG:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        answer[0] = float("nan")
+
+
+class Ragged(Model):
+    """The sum of each row; rows of unequal length cannot share a batch."""
+
+    inputs = [TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [TensorSpec("sum", "FP32", [-1])]
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._seconds)
+        return x.sum(1)
+
+
+class Wide(Model):
+    """The sum of 175,000 bytes: an image's worth of input for hardly any work."""
+
+    inputs = [TensorSpec("image", "UINT8", [-1, WIDE])]
+    outputs = [TensorSpec("sum", "INT64", [-1])]
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._seconds)
+        return image.sum(1, dtype=torch.int64)
+
+
+class Growing(Model):
+    """As many bytes as the request asks for."""
+
+    inputs = [TensorSpec("size", "INT64", [-1])]
+    outputs = [TensorSpec("blob", "BYTES", [-1])]
+
+    def forward(self, size: torch.Tensor) -> list[bytes]:
+        return [bytes(count) for count in size.tolist()]
+
+
+class FailsWarmUp(Double):
+    """Raises whatever it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("the warm-up is too much")
+
+
+class DiesInWarmUp(Double):
+    """Takes its process along before it is ready."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        os._exit(9)

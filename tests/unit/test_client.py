@@ -1,0 +1,128 @@
+"""The client without Kafka: where requests and replies go, and how waiting ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from forebay.calls import Call
+from forebay.client import AsyncClient, Client, ClosedError, DeliveryError, InferenceTimeoutError
+from forebay.errors import ForebayError
+from forebay.records import Record, Reply
+from forebay.settings import Kafka
+from forebay.stream.exchange import Exchange, Route, Sent
+from forebay.stream.publish import Receipt
+from forebay.stream.tail import Followed
+
+ROUTE = Route("in", "out")
+
+
+def sent(correlation: bytes = b"c") -> Sent:
+    return Sent(correlation, Future(), time.monotonic(), 0)
+
+
+def exchange_with(one: Sent, route: Route = ROUTE) -> Exchange:
+    exchange = Exchange(Kafka(), route)
+    exchange._waiting[one.correlation] = one
+    return exchange
+
+
+def outcome(correlation: bytes | None, topic: str = "out") -> Record:
+    headers = [] if correlation is None else [("kafka_correlationId", correlation)]
+    return Record(topic, 0, 0, b"id", b"{}", headers, 0)
+
+
+def test_a_client_without_a_reply_topic_follows_the_output_topic() -> None:
+    assert ROUTE.headers == []
+    assert ROUTE.followed == [Followed("out")]
+
+
+def test_a_reply_topic_is_named_in_the_request_and_a_refusal_is_looked_for_on_the_output_topic() -> None:
+    route = Route("in", "out", Reply("mine", 258))
+    assert route.headers == [("kafka_replyTopic", b"mine"), ("kafka_replyPartition", b"\x00\x00\x01\x02")]
+    assert route.followed == [Followed("mine", [258]), Followed("out", optional=True)]
+    assert Route("in", "out", Reply("mine", None)).headers == [("kafka_replyTopic", b"mine")]
+
+
+def test_an_outcome_goes_to_the_request_with_its_correlation_id_and_to_no_other() -> None:
+    mine = sent()
+    exchange = exchange_with(mine)
+    for foreign in (outcome(b"other"), outcome(None)):
+        exchange._match(foreign)
+    assert not mine.future.done()
+    first = outcome(b"c")
+    exchange._match(first)
+    exchange._match(outcome(b"c"))
+    assert mine.future.result(0) is first
+
+
+def test_a_record_that_the_broker_refuses_ends_the_wait() -> None:
+    mine = sent()
+    exchange_with(mine)._acknowledge(mine, Receipt("in", -1, -1, "Broker: Message size too large"))
+    with pytest.raises(DeliveryError, match="did not take the request: Broker: Message size too large"):
+        mine.future.result(0)
+
+
+def test_a_late_delivery_error_does_not_overwrite_a_result() -> None:
+    mine = sent()
+    exchange = exchange_with(mine)
+    exchange._match(outcome(b"c"))
+    exchange._acknowledge(mine, Receipt("in", -1, -1, "timed out"))
+    assert mine.future.exception(0) is None
+
+
+def test_a_reader_that_breaks_fails_what_waits_and_what_comes() -> None:
+    mine = sent()
+    exchange = exchange_with(mine)
+    exchange._break(ForebayError("the topic is gone"))
+    with pytest.raises(ForebayError, match="the topic is gone"):
+        mine.future.result(0)
+    with pytest.raises(ForebayError, match="the topic is gone"):
+        exchange.send(b"", b"", [])
+
+
+def test_the_story_of_a_late_request_says_how_far_it_came() -> None:
+    mine = sent()
+    exchange = exchange_with(mine)
+    assert "the broker has not acknowledged the request: Kafka is slow or gone" in exchange.explain(mine)
+    exchange._acknowledge(mine, Receipt("in", 1, 7))
+    assert re.search(r"it is in/1/7, acknowledged after \d+ ms; nothing arrived on out", exchange.explain(mine))
+    exchange._match(outcome(b"other"))
+    assert "1 outcomes of other requests arrived on out meanwhile" in exchange.explain(mine)
+
+
+def test_a_result_that_is_there_is_taken_even_if_its_time_is_over() -> None:
+    mine = sent()
+    mine.sent_at -= 100
+    mine.future.set_result(outcome(b"c"))
+    assert Client(Kafka())._wait(Call("id", mine, 1.0)).key == b"id"
+    assert asyncio.run(AsyncClient(Kafka())._wait(Call("id", mine, 1.0))).key == b"id"
+
+
+def test_a_timeout_is_a_timeout_error_of_python_too() -> None:
+    mine = sent()
+    mine.sent_at -= 100
+    with pytest.raises(TimeoutError) as caught:
+        Client(Kafka())._wait(Call("id", mine, 1.0))
+    assert isinstance(caught.value, InferenceTimeoutError)
+    assert isinstance(caught.value, ForebayError)
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Client(Kafka())
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError):
+        client.infer({"x": [1]})
+
+
+def test_a_client_takes_its_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_KAFKA__BOOTSTRAP_SERVERS", "from-environment:1")
+    monkeypatch.setenv("FOREBAY_KAFKA__OUTPUT_TOPIC", "elsewhere")
+    assert Client()._calls._kafka.bootstrap_servers == "from-environment:1"
+    named = Client("named:2")._calls._kafka
+    assert (named.bootstrap_servers, named.output_topic) == ("named:2", "elsewhere")

@@ -1,0 +1,66 @@
+"""Puts the rooms of a worker together from its settings; nothing is started. Kafka's side can be a double."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from forebay.batching.batcher import Batcher, Policy
+from forebay.batching.lanes import Bounds
+from forebay.inference.assembly import build_pool
+from forebay.settings import Batch, Settings
+from forebay.stream.client_config import consumer_config, producer_config
+from forebay.stream.committer import Committer, Committing
+from forebay.stream.consumer import Consumer
+from forebay.stream.identity import transactional_id
+from forebay.stream.offsets import Offsets
+from forebay.stream.outbox import Outbox, Outgoing
+from forebay.stream.results import Encoder
+from forebay.stream.transactions import TransactionalCommitter, TransactionalOutbox
+from forebay.worker import Rooms
+
+
+def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int]) -> Rooms:
+    """Return the rooms of a real worker. `limits` maps topics to their largest message in bytes, where it is known."""
+    kafka, delivery = settings.kafka, settings.delivery
+    consumer = Consumer(consumer_config(kafka, settings.batch), kafka.input_topics)
+    interval = delivery.commit_interval_ms / 1000
+
+    def make_outbox(encoder: Encoder) -> Outgoing:
+        if delivery.guarantee == "at_least_once":
+            outbox: Outgoing = Outbox(producer_config(kafka, delivery), encoder, kafka.dead_letter_topic)
+        else:
+            named = delivery.model_copy(
+                update={"transactional_id": delivery.transactional_id or transactional_id(kafka.group_id)}
+            )
+            config = producer_config(kafka, named)
+            outbox = TransactionalOutbox(config, encoder, kafka.dead_letter_topic, consumer.group_metadata)
+        outbox.limits = dict(limits)
+        return outbox
+
+    def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
+        if isinstance(outbox, TransactionalOutbox):
+            return TransactionalCommitter(outbox, offsets, interval)
+        return Committer(consumer, offsets, interval)
+
+    return assemble(settings, search, consumer=consumer, make_outbox=make_outbox, make_committer=make_committer)
+
+
+def assemble(settings: Settings, search: Sequence[Path], **kafka_side: Any) -> Rooms:
+    """Return rooms around Kafka's side: `consumer`, `make_outbox` and `make_committer`."""
+    numbers = count(1)
+    policy = policy_of(settings.batch)
+    sections = (settings.inference, settings.batch, settings.delivery)
+    return Rooms(
+        pool=build_pool(settings.served, sections, search, numbers),
+        make_batcher=lambda model: Batcher(model, policy, numbers),
+        **kafka_side,
+    )
+
+
+def policy_of(batch: Batch) -> Policy:
+    """Return how batches are cut under these settings."""
+    bounds = Bounds(batch.max_batch_size, batch.max_batch_bytes, batch.max_batch_cost, batch.cost)
+    return Policy(bounds, batch.dispatch, batch.max_wait_ms / 1000, batch.priority_aging_ms / 1000)

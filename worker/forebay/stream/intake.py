@@ -1,0 +1,42 @@
+"""Back-pressure: how many records the loop takes, and when partitions are paused. The topic is the queue.
+
+Pausing throws away what the client has prefetched, so a queue that is full for a moment is only not read; after a
+second the partitions are paused, polled on, and resumed when half of the queue is free.
+"""
+
+from __future__ import annotations
+
+from forebay.records import Record
+from forebay.stream.consumer import Member
+
+PAUSE_AFTER = 1.0
+"""Seconds for which a full queue is only not read."""
+
+RECEIVE_AT_MOST = 1024
+"""Records that one turn of the loop takes: what it decodes while a replica may have answered."""
+
+
+class Intake:
+    """Reads a consumer under a bound; `capacity` is the number of requests that the queue holds."""
+
+    def __init__(self, consumer: Member, capacity: int) -> None:
+        self._consumer = consumer
+        self._capacity = capacity
+        self._full_since: float | None = None
+
+    def receive(self, room: int, wait: float, now: float) -> list[Record]:
+        """Return at most `room` records; waits up to `wait` seconds for the first. Without room it keeps polling."""
+        consumer = self._consumer
+        if room <= 0:
+            self._full_since = self._full_since or now
+            if now - self._full_since < PAUSE_AFTER:
+                return []
+            if not consumer.paused:
+                consumer.pause()
+            return consumer.receive(1, 0.0)
+        self._full_since = None
+        if consumer.paused:
+            if room * 2 < self._capacity:
+                return consumer.receive(1, 0.0)
+            consumer.resume()
+        return consumer.receive(min(room, RECEIVE_AT_MOST), wait)
