@@ -41,6 +41,7 @@ faults-long: setup ## the fault tests that take minutes and `make test` leaves o
 reference: setup ## write the generated pages of docs/reference again
 	@$(BIN)/python tools/settings_reference.py
 	@$(BIN)/python tools/commands_reference.py
+	@$(BIN)/python tools/metrics_reference.py
 
 lock: setup ## pin what pyproject.toml asks for in requirements.lock; UPGRADE=1 takes the newest of everything
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \

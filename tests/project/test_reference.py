@@ -8,7 +8,7 @@ from forebay.cli import app
 from forebay.settings import known_keys
 from forebay_schemas.codes import RETRIABLE_CODES, ErrorCode
 from tests.project.markdown import ROOT
-from tools import commands_reference, settings_reference
+from tools import commands_reference, metrics_reference, settings_reference
 
 
 def test_the_settings_page_is_what_the_settings_say() -> None:
@@ -29,6 +29,10 @@ def test_every_setting_has_a_meaning() -> None:
 
 def test_the_commands_page_is_what_the_command_line_says() -> None:
     assert commands_reference.PAGE.read_text() == commands_reference.render(), "run: make reference"
+
+
+def test_the_metrics_page_is_what_the_metrics_say() -> None:
+    assert metrics_reference.PAGE.read_text() == metrics_reference.render(), "run: make reference"
 
 
 def test_every_command_and_option_has_a_sentence_of_help() -> None:

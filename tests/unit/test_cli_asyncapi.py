@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -162,3 +164,8 @@ def test_the_yaml_is_the_same_document_without_anchors_or_secrets() -> None:
     assert yaml.safe_load(text) == build(RICH, "1")
     assert "&id" not in text
     assert "password" not in text
+
+
+def test_the_exported_document_is_up_to_date() -> None:
+    exported = json.loads((Path(__file__).parents[2] / "schemas" / "json" / "asyncapi.json").read_text())
+    assert exported == build(Settings(), "1.0.0"), "run: forebay asyncapi --json > schemas/json/asyncapi.json"

@@ -10,6 +10,7 @@ from typing import Any
 from forebay.batching.batcher import Batcher, Policy
 from forebay.batching.lanes import Bounds
 from forebay.inference.assembly import build_pool
+from forebay.rooms import Rooms
 from forebay.settings import Batch, Settings
 from forebay.stream.client_config import consumer_config, producer_config
 from forebay.stream.committer import Committer, Committing
@@ -19,7 +20,6 @@ from forebay.stream.offsets import Offsets
 from forebay.stream.outbox import Outbox, Outgoing
 from forebay.stream.results import Encoder
 from forebay.stream.transactions import TransactionalCommitter, TransactionalOutbox
-from forebay.worker import Rooms
 
 
 def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int]) -> Rooms:

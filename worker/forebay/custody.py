@@ -6,7 +6,8 @@ is acknowledged, or when its partition belongs to somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import chain
 from typing import Literal
 
 from forebay.batching.batcher import Batcher
@@ -53,18 +54,39 @@ class Custody:
             self.offsets.closed(outcome.record)
             self.give_back(outcome.record)
 
-    def abandon(self, partitions: set[Partition], batchers: Iterable[Batcher], pool: Pool) -> int:
-        """Drop the requests of these partitions that no replica has begun; another worker will read them again."""
+    def abandon(
+        self, partitions: set[Partition], batchers: Collection[Batcher], pool: Pool, *, keep_overtaken: bool = False
+    ) -> int:
+        """Drop the requests of these partitions that no replica has begun; another worker will read them again.
+
+        `keep_overtaken` keeps those that wait below an offset which was begun or answered already (an urgent request,
+        another shape, a malformed one): no watermark passes them, so what overtook them would be answered twice.
+        """
 
         def concerns(request: Request) -> bool:
             return (request.record.topic, request.record.partition) in partitions
 
-        gone = [request for batcher in batchers for request in batcher.drop(concerns)]
-        gone += pool.drop(concerns)
+        gone = pool.drop(concerns)
+        floors = self._begun(partitions, chain(gone, *batchers)) if keep_overtaken else {}
+
+        def is_above(request: Request) -> bool:
+            record = request.record
+            return concerns(request) and record.offset > floors.get((record.topic, record.partition), -1)
+
+        gone += [request for batcher in batchers for request in batcher.drop(is_above)]
         for request in gone:
             self.offsets.abandoned(request.record)
             self.give_back(request.record)
         return len(gone)
+
+    def _begun(self, partitions: set[Partition], waiting: Iterable[Request]) -> dict[tuple[str, int], int]:
+        """Return the highest offset of each partition that is not among the waiting requests."""
+        offsets: dict[tuple[str, int], set[int]] = {partition: set() for partition in partitions}
+        for request in waiting:
+            found = offsets.get((request.record.topic, request.record.partition))
+            if found is not None:
+                found.add(request.record.offset)
+        return {place: self.offsets.highest_besides(place, found) for place, found in offsets.items()}
 
     def forget(self, partitions: set[Partition], outbox: Outgoing) -> None:
         """Forget what waits for its turn, or for a transaction, and close the ledgers."""

@@ -23,8 +23,8 @@ class Latency(Collector):
     """A histogram by model that takes many values at once: observing one by one would cost a microsecond each."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
-        self._name = name
-        self._documentation = documentation
+        self.name = name
+        self.documentation = documentation
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
         registry.register(self)
@@ -43,7 +43,7 @@ class Latency(Collector):
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """Return the histogram as Prometheus reads it."""
-        family = HistogramMetricFamily(self._name, self._documentation, labels=["model"])
+        family = HistogramMetricFamily(self.name, self.documentation, labels=["model"])
         for model, counts in list(self._counts.items()):
             buckets: list[tuple[str, float]] = []
             running = 0
@@ -55,7 +55,7 @@ class Latency(Collector):
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         """Return the empty family, so that registering collects nothing."""
-        return [HistogramMetricFamily(self._name, self._documentation, labels=["model"])]
+        return [HistogramMetricFamily(self.name, self.documentation, labels=["model"])]
 
 
 class Metrics:
@@ -116,6 +116,18 @@ class Metrics:
         )
         self.dropped = counter("dropped_requests_total", "Requests given back unanswered, by why.", "reason")
         self.events = counter("client_events_total", "Events of the Kafka client, by its name for them.", "name")
+
+    def declared(self) -> list[tuple[str, str, tuple[str, ...], str]]:
+        """Return name, kind, labels and meaning of every metric of ours."""
+        found: list[tuple[str, str, tuple[str, ...], str]] = []
+        for metric in vars(self).values():
+            if isinstance(metric, Latency):
+                found.append((metric.name, "histogram", ("model",), metric.documentation))
+            elif isinstance(metric, Counter | Gauge | Histogram):
+                family = next(iter(metric.describe()))
+                name = family.name + ("_total" if family.type == "counter" else "")
+                found.append((name, family.type, tuple(metric._labelnames), family.documentation))
+        return found
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Remove the gauges of partitions that belong to somebody else now."""

@@ -5,63 +5,61 @@ Everything here costs per batch or per second, never per record, except one loop
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from forebay.batching.batcher import Batcher
+from forebay.custody import Custody
 from forebay.health import Health
-from forebay.inference.pool import Pool
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.records import Batch, Outcome, Partition
-from forebay.stream.consumer import Member
-from forebay.stream.offsets import Offsets
+from forebay.rooms import Rooms
+from forebay.stream.outbox import Outgoing
 
 _GAUGES_EVERY = 0.5
 _SAME_EVENT_EVERY = 10.0
-_HARMLESS = {"_PARTITION_EOF"}
 _log = logger("worker")
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The loop's own state at one moment."""
+class End(NamedTuple):
+    """A partition that was read to its end: the offset behind everything in it, markers included."""
 
-    waiting: int
-    held_bytes: int
-    unacknowledged: int
-    consumer: Member
-    pool: Pool
-    offsets: Offsets
-    dead_letters: list[str]
+    partition: Partition
+    offset: int
 
 
 class Observer:
     """Watches one worker's loop; called on its thread."""
 
-    def __init__(self, metrics: Metrics, health: Health) -> None:
+    def __init__(self, metrics: Metrics, health: Health, rooms: Rooms, custody: Custody) -> None:
         self._metrics = metrics
         self._health = health
+        self._consumer = rooms.consumer
+        self._pool = rooms.pool
+        self._custody = custody
         self._gauges_at = 0.0
         self._now = 0.0
         self._told: dict[str, float] = {}
 
-    def turn(self, now: float, status: Callable[[], Status]) -> None:
+    def turn(self, now: float, batchers: Iterable[Batcher], outbox: Outgoing) -> None:
         """Note that the loop came round; refresh the gauges now and then."""
         self._now = now
         self._health.beat(now)
         if now - self._gauges_at >= _GAUGES_EVERY:
             self._gauges_at = now
-            self._refresh(status())
+            self._refresh(sum(batcher.requests for batcher in batchers), outbox)
 
-    def serving(self, pool: Pool) -> None:
+    def serving(self) -> None:
         """Note that the group was joined."""
-        for name in pool.signatures:
+        for name in self._pool.signatures:
             self._health.models[name] = True
-        _log.info("serving", models=[f"{s.model}:{s.version}" for s in pool.signatures.values()])
+        _log.info("serving", models=[f"{s.model}:{s.version}" for s in self._pool.signatures.values()])
 
-    def notices(self, pool: Pool) -> None:
+    def notices(self) -> None:
         """Log what happened to replicas."""
+        pool = self._pool
         while pool.notices:
             notice = pool.notices.popleft()
             if notice.event == "replica_lost":
@@ -72,13 +70,17 @@ class Observer:
             if notice.model in self._health.models:
                 self._health.models[notice.model] = pool.ready_count(notice.model) > 0
 
-    def events(self, consumer: Member, offsets: Offsets) -> None:
-        """Take in what the client reported beside records; the same event is logged once in a while."""
-        while consumer.events:
-            event = consumer.events.popleft()
-            if event.is_end and event.partition is not None and event.offset is not None:
-                offsets.passed(event.partition, event.offset)
-            if event.name in _HARMLESS:
+    def events(self) -> list[End]:
+        """Take in what the client reported beside records; return the partitions that were read to their end.
+
+        The same event is logged once in a while.
+        """
+        ends: list[End] = []
+        while self._consumer.events:
+            event = self._consumer.events.popleft()
+            if event.is_end:
+                if event.partition is not None and event.offset is not None:
+                    ends.append(End(event.partition, event.offset))
                 continue
             self._metrics.events.labels(event.name).inc()
             self._health.trouble("kafka", f"{event.name}: {event.message}")
@@ -86,6 +88,7 @@ class Observer:
                 self._told[event.name] = self._now
                 where = f"{event.partition.topic}/{event.partition.partition}" if event.partition else None
                 _log.warning("kafka_event", name=event.name, message=event.message, partition=where)
+        return ends
 
     def cut(self, batch: Batch, now: float) -> None:
         """Count a batch that is on its way to a replica."""
@@ -135,9 +138,10 @@ class Observer:
             self._metrics.commits.labels("ok").inc()
             self._health.trouble("kafka", None)
 
-    def rebalanced(self, kind: str, partitions: list[Partition], assigned: int) -> None:
+    def rebalanced(self, kind: str, partitions: list[Partition]) -> None:
         """Count and log a change of the assignment."""
         self._metrics.rebalances.labels(kind).inc()
+        assigned = len(self._custody.offsets)
         self._metrics.assigned.set(assigned)
         if kind == "assigned":
             self._health.trouble("kafka", None)
@@ -150,21 +154,21 @@ class Observer:
         if number:
             self._metrics.dropped.labels(why).inc(number)
 
-    def _refresh(self, status: Status) -> None:
+    def _refresh(self, waiting: int, outbox: Outgoing) -> None:
         metrics = self._metrics
-        metrics.queue_requests.set(status.waiting)
-        metrics.queue_bytes.set(status.held_bytes)
-        metrics.in_flight.set(status.pool.in_flight)
-        metrics.unacknowledged.set(status.unacknowledged)
-        metrics.paused.set(status.consumer.paused)
-        metrics.replicas_ready.set(status.pool.ready_count())
-        for code in status.dead_letters:
+        metrics.queue_requests.set(waiting)
+        metrics.queue_bytes.set(self._custody.bytes)
+        metrics.in_flight.set(self._pool.in_flight)
+        metrics.unacknowledged.set(outbox.unacknowledged)
+        metrics.paused.set(self._consumer.paused)
+        metrics.replicas_ready.set(self._pool.ready_count())
+        for code in outbox.dead_letters:
             metrics.dead_letters.labels(code).inc()
-        status.dead_letters.clear()
-        for name, memory in status.pool.memory().items():
+        outbox.dead_letters.clear()
+        for name, memory in self._pool.memory().items():
             for kind, size in memory.items():
                 metrics.replica_memory.labels(name, kind).set(size)
-        for partition, ledger in status.offsets:
-            end, mark = status.consumer.end_offset(partition), ledger.watermark
+        for partition, ledger in self._custody.offsets:
+            end, mark = self._consumer.end_offset(partition), ledger.watermark
             if end is not None and mark is not None:
                 metrics.lag.labels(partition.topic, str(partition.partition)).set(max(end - mark, 0))

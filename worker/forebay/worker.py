@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from forebay.batching.batcher import Batcher
 from forebay.custody import Custody
 from forebay.errors import EXIT_INTERNAL
 from forebay.health import Health
-from forebay.inference.pool import Pool
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
-from forebay.observe import Observer, Status
+from forebay.observe import Observer
 from forebay.records import Code, Failure, Outcome, Partition, Record, Request, Signature
+from forebay.rooms import Rooms
 from forebay.settings import Settings
 from forebay.stream.codec import Decoder, Refusal
-from forebay.stream.committer import Committing
-from forebay.stream.consumer import Member
+from forebay.stream.finish import Finish
 from forebay.stream.intake import Intake
-from forebay.stream.offsets import Offsets
-from forebay.stream.outbox import Outgoing
 from forebay.stream.results import Encoder
 from forebay.watchdog import leave_within
 
@@ -38,17 +34,6 @@ BUSY_WAIT = 0.001
 
 _LEAVE_SECONDS = 15.0
 _log = logger("worker")
-
-
-@dataclass(slots=True)
-class Rooms:
-    """The parts of a worker, made and not started; what needs a ready model, or another part, is made by a function."""
-
-    consumer: Member
-    pool: Pool
-    make_batcher: Callable[[str], Batcher]
-    make_outbox: Callable[[Encoder], Outgoing]
-    make_committer: Callable[[Outgoing, Offsets], Committing]
 
 
 class Worker:
@@ -71,11 +56,9 @@ class Worker:
         self._custody = Custody(settings.delivery.order_of_results)
         self._offsets = self._custody.offsets
         self._intake = Intake(rooms.consumer, settings.batch.queue_size)
-        self._observer = Observer(metrics, health)
+        self._observer = Observer(metrics, health, rooms, self._custody)
         self._batchers: dict[str, Batcher] = {}
         self._stopping = self._left = False
-        self._ends: Mapping[Partition, int] = {}
-        self._checked_ends_at = 0.0
 
     def stop(self) -> None:
         """Ask the loop to drain; only sets a flag."""
@@ -86,11 +69,11 @@ class Worker:
 
         `until` maps partitions to end offsets: the worker also ends when the group has committed all of them.
         """
-        self._ends = until or {}
+        finish = None if until is None else Finish(self._consumer, until)
         try:
             if self._warm_up():
                 self._join()
-                while not self._stopping and not (until is not None and self._reached(self._clock())):
+                while not self._stopping and not (finish and self._is_idle() and finish.reached(self._clock())):
                     self._turn()
                 self._drain()
         finally:
@@ -102,7 +85,7 @@ class Worker:
         while not self._pool.ready and not self._stopping:
             now = self._clock()
             self._pool.collect(now, IDLE_WAIT)
-            self._observer.notices(self._pool)
+            self._observer.notices()
             self._health.beat(now)
         return not self._stopping
 
@@ -111,7 +94,7 @@ class Worker:
         self._start_rooms(served)
         self._consumer.start(self)
         self._health.phase = "serving"
-        self._observer.serving(self._pool)
+        self._observer.serving()
 
     def _start_rooms(self, served: list[Signature]) -> None:
         kafka = self._settings.kafka
@@ -131,17 +114,16 @@ class Worker:
         busy = self._pool.in_flight > 0
         self._collect(now, BUSY_WAIT if busy and not received else 0.0)
         self._settle(self._clock())
-        self._observer.turn(now, self.status)
-
-    # ------------------------------------------------------------------ receive
+        self._observer.turn(now, self._batchers.values(), self._outbox)
 
     def _receive(self, now: float) -> int:
         """Read what there is room for; keep polling when there is none. Returns the number of records."""
         room = self._room()
         records = self._intake.receive(room, self._wait(now) if room > 0 else 0.0, now)
-        self._observer.events(self._consumer, self._offsets)
         if records:
             self._accept(records)
+        for event in self._observer.events():
+            self._offsets.passed(event.partition, event.offset)  # only after the records before it were opened
         return len(records)
 
     def _room(self) -> int:
@@ -180,17 +162,16 @@ class Worker:
                     batchers[request.model].add(request, ragged=ragged[request.model])
                     continue
                 message = f"the request's tensors have {request.item_bytes} bytes, batch.max_batch_bytes is {limit}"
-                self._fail(request, Failure(Code.TOO_LARGE, message), now)
+                self._send(self._encoder.error(request, Failure(Code.TOO_LARGE, message)), now)
             elif isinstance(request, Refusal):
                 self._send(self._encoder.error(request, request.failure), now)
-
-    # ------------------------------------------------------------------ dispatch
 
     def _dispatch(self, now: float, draining: bool = False) -> None:
         """Cut batches while replicas have room; answer what has expired."""
         for model, batcher in self._batchers.items():
             for request in batcher.expire(now):
-                self._fail(request, Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the request ran"), now)
+                late = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the request ran")
+                self._send(self._encoder.error(request, late), now)
             while batcher.requests and self._pool.has_room(model):
                 batch = batcher.cut(now, idle=self._pool.is_idle(model), draining=draining)
                 if batch is None:
@@ -198,13 +179,11 @@ class Worker:
                 self._pool.submit(batch, now)
                 self._observer.cut(batch, now)
 
-    # ------------------------------------------------------------------ collect
-
     def _collect(self, now: float, wait: float) -> None:
         """Take finished batches from the replicas and send their outcomes."""
         for finished in self._pool.collect(now, wait):
             self._deliver(finished)
-        self._observer.notices(self._pool)
+        self._observer.notices()
 
     def _deliver(self, finished: Finished) -> None:
         began = now = self._clock()
@@ -216,15 +195,10 @@ class Worker:
             self._send(self._encoder.error(request, failure, rows), now)
         self._observer.finished(finished, self._clock() - began)
 
-    def _fail(self, request: Request, failure: Failure, now: float) -> None:
-        self._send(self._encoder.error(request, failure), now)
-
     def _send(self, outcome: Outcome, now: float) -> None:
         """Send an outcome when its turn has come, unless its partition belongs to somebody else by now."""
         for leaving in self._custody.release(outcome):
             self._outbox.send(leaving, now)
-
-    # ------------------------------------------------------------------ settle
 
     def _settle(self, now: float) -> None:
         """Close acknowledged positions and commit the low watermarks."""
@@ -248,54 +222,47 @@ class Worker:
         self._give_up(set(partitions))
         self._offsets.assigned(partitions)
         self._consumer.rewind(partitions)
-        self._observer.rebalanced("rewound", partitions, len(self._offsets))
-
-    # ------------------------------------------------------------------ assignment; runs inside `receive`
+        self._observer.rebalanced("rewound", partitions)
 
     def assigned(self, partitions: list[Partition]) -> None:
         """Open the ledgers of new partitions."""
         self._offsets.assigned(partitions)
-        self._observer.rebalanced("assigned", partitions, len(self._offsets))
+        self._observer.rebalanced("assigned", partitions)
 
     def revoked(self, partitions: list[Partition]) -> None:
-        """Finish what runs for the partitions within the budget, settle it, give the rest back."""
+        """Finish what was begun for the partitions within the budget, settle it, give the rest back."""
         given = set(partitions)
-        self._abandon(given)
+        self._abandon(given, keep_overtaken=not self._left)
         delivery = self._settings.delivery
         deadline = self._clock() + min(delivery.revoke_timeout_ms, delivery.drain_timeout_ms) / 1000
         while not self._left and self._custody.is_busy_with(given) and (now := self._clock()) < deadline:
+            self._dispatch(now, draining=True)
             self._collect(now, 0.005)
             self._close_acknowledged(self._clock())
             self._health.beat(now)
+        self._abandon(given)
         if not self._left:
             self._committer.leave(given)
         self._custody.forget(given, self._outbox)
-        self._observer.rebalanced("revoked", partitions, len(self._offsets))
+        self._observer.rebalanced("revoked", partitions)
 
     def lost(self, partitions: list[Partition]) -> None:
         """Forget partitions that were taken away; nothing of them may be committed."""
         self._give_up(set(partitions))
-        self._observer.rebalanced("lost", partitions, len(self._offsets))
+        self._observer.rebalanced("lost", partitions)
 
     def _give_up(self, partitions: set[Partition]) -> None:
         self._abandon(partitions)
         self._custody.forget(partitions, self._outbox)
 
-    def _abandon(self, partitions: set[Partition]) -> None:
-        gone = self._custody.abandon(partitions, self._batchers.values(), self._pool)
+    def _abandon(self, partitions: set[Partition], *, keep_overtaken: bool = False) -> None:
+        gone = self._custody.abandon(
+            partitions, self._batchers.values(), self._pool, keep_overtaken=keep_overtaken
+        )
         self._observer.dropped("revoked", gone)
 
-    # ------------------------------------------------------------------ the end
-
-    def _reached(self, now: float) -> bool:
-        """Whether the group has committed every end offset of `until`."""
-        if self._custody.requests or now - self._checked_ends_at < 0.2:
-            return False
-        if not self._committer.is_settled:
-            return False
-        self._checked_ends_at = now
-        found = self._consumer.committed(list(self._ends), timeout=5.0)
-        return found is not None and all((found.get(partition) or 0) >= end for partition, end in self._ends.items())
+    def _is_idle(self) -> bool:
+        return not self._custody.requests and self._committer.is_settled
 
     def _drain(self) -> None:
         """Finish what was read, commit it and leave the group, within the drain budget."""
@@ -308,7 +275,7 @@ class Worker:
             self._dispatch(now, draining=True)
             self._collect(now, BUSY_WAIT)
             self._settle(self._clock())
-            self._observer.turn(now, self.status)
+            self._observer.turn(now, self._batchers.values(), self._outbox)
         while self._clock() < deadline and not self._committer.is_settled:
             self._poll_while_draining()
             self._settle(self._clock())
@@ -318,9 +285,9 @@ class Worker:
         _log.info("drained", seconds=round(self._clock() - began, 3))
 
     def _poll_while_draining(self) -> None:
-        """Serve the consumer's callbacks; records that still come are not opened, so they are read again later."""
+        """Serve the consumer's callbacks. Records that still come are not opened, and no position passes over them."""
         self._consumer.receive(1, 0.0)
-        self._observer.events(self._consumer, self._offsets)
+        self._observer.events()
 
     def _leave(self) -> None:
         """Leave the group and end the replicas; nothing is committed any more."""
@@ -331,15 +298,3 @@ class Worker:
             if self._batchers:
                 self._outbox.close()
             self._pool.stop()
-
-    def status(self) -> Status:
-        """Return what the metrics show of the loop's own state."""
-        return Status(
-            waiting=sum(batcher.requests for batcher in self._batchers.values()),
-            held_bytes=self._custody.bytes,
-            unacknowledged=self._outbox.unacknowledged,
-            consumer=self._consumer,
-            pool=self._pool,
-            offsets=self._offsets,
-            dead_letters=self._outbox.dead_letters,
-        )

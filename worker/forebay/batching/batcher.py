@@ -41,6 +41,10 @@ class Batcher:
         self._dated: set[int] = set()
         self._sequence = count()
 
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the requests that wait, in no particular order."""
+        return (request for lane in self._lanes.values() for request in lane)
+
     def add(self, request: Request, *, ragged: bool = False) -> None:
         """Let a request wait. `ragged` says that shapes inside its lane may differ and are padded."""
         lane = self._lanes.get(request.lane)

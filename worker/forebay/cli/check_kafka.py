@@ -19,7 +19,8 @@ LETTER_OVERHEAD_BYTES = 4096
 def check_kafka(settings: Settings) -> Iterator[Finding]:
     """Ask everything about Kafka, from the address upwards."""
     from forebay.stream.client_config import consumer_config, producer_config
-    from forebay.stream.cluster import Cluster, RefusedError
+    from forebay.stream.cluster import Cluster
+    from forebay.stream.reaching import RefusedError
 
     kafka = settings.kafka
     try:
@@ -177,7 +178,7 @@ def _alter(kafka: Kafka, topic: str) -> str:
 def _group(kafka: Kafka, cluster: Cluster) -> Iterator[Finding]:
     from forebay.stream import admin
     from forebay.stream.client_config import client_config
-    from forebay.stream.cluster import RefusedError
+    from forebay.stream.reaching import RefusedError
 
     question = f"group {kafka.group_id}"
     fix = f"grant the rights that forebay acls --principal User:{kafka.security.username or 'NAME'} lists"

@@ -16,40 +16,21 @@ from typing import Any
 import torch
 
 from forebay.errors import ModelError
+from forebay.inference.declared import TORCH, ContractError, as_declared, finite_rows
 from forebay.inference.devices import Device, is_out_of_memory, is_sticky
 from forebay.inference.loading import where
 from forebay.inference.messages import Done, Mistake, Part, Placed, Run, Start
 from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
+from forebay.inference.preparation import Inputs, Preparation
 from forebay.inference.staging import join_elements, split_elements
 from forebay.records import Code
 
-TORCH = {
-    "BOOL": torch.bool,
-    "UINT8": torch.uint8,
-    "INT8": torch.int8,
-    "UINT16": torch.uint16,
-    "INT16": torch.int16,
-    "UINT32": torch.uint32,
-    "INT32": torch.int32,
-    "UINT64": torch.uint64,
-    "INT64": torch.int64,
-    "FP16": torch.float16,
-    "BF16": torch.bfloat16,
-    "FP32": torch.float32,
-    "FP64": torch.float64,
-}
 _ALIGNMENT = 64
 _COMPUTED_AS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-Inputs = dict[str, Any]
 
 
 class DeviceLost(Exception):
     """The device is lost to this process; the replica must exit and be replaced."""
-
-
-class _Contract(Exception):
-    """The model's output is not what it declared."""
 
 
 class _Room(Exception):
@@ -82,9 +63,9 @@ class Runner:
         self._start = start
         self._memory = memory
         self._specs = list(model.inputs)
-        self._fed = list(model.prepared or model.inputs)
         self._outputs = list(model.outputs)
         self._prepares = bool(model.prepared)
+        self._preparation = Preparation(model, device, memory)
         self._dtype = _COMPUTED_AS.get(start.precision)
         self._position = 0
         self._base = 0
@@ -138,13 +119,22 @@ class Runner:
         elif len(self._outputs) == 1:
             named = {self._outputs[0].name: returned}
         else:
-            raise _Contract(f"{name}.forward() must return a dict with {[spec.name for spec in self._outputs]}")
+            raise ContractError(f"{name}.forward() must return a dict with {[spec.name for spec in self._outputs]}")
         found = []
         for spec in self._outputs:
             if spec.name not in named:
-                raise _Contract(f"{name}.forward() returned no output {spec.name!r}")
-            found.append(_as_declared(spec, named[spec.name], rows))
+                raise ContractError(f"{name}.forward() returned no output {spec.name!r}")
+            found.append(as_declared(spec, named[spec.name], rows))
         return found
+
+    def _prepared(self, job: Run, rows: list[int]) -> list[_Group]:
+        def failed(request: int, error: Exception) -> None:
+            if is_sticky(error):
+                raise DeviceLost(where(error)) from error
+            self._mistake(request, Code.MODEL_ERROR, f"prepare: {where(error)}")
+
+        groups = self._preparation.run(job, self._base, rows, failed)
+        return [_Group(requests, [rows[index] for index in requests], inputs) for requests, inputs in groups]
 
     def _staged(self, job: Run, rows: list[int]) -> _Group:
         inputs: Inputs = {}
@@ -158,77 +148,6 @@ class Runner:
             return split_elements(self._memory[offset : offset + place.size])
         staged = torch.frombuffer(self._memory, dtype=TORCH[spec.datatype], count=prod(place.dims), offset=offset)
         return self._device.to_device(staged.view(place.dims))
-
-    def _prepared(self, job: Run, rows: list[int]) -> list[_Group]:
-        """Run `prepare` for each request, and collate what may share a batch. An error is that request's alone."""
-        made: dict[Any, list[tuple[int, Inputs]]] = {}
-        for index, inputs in enumerate(self._requests(job)):
-            try:
-                prepared = self._prepare(inputs, rows[index])
-            except Exception as error:
-                if is_sticky(error):
-                    raise DeviceLost(where(error)) from error
-                self._mistake(index, Code.MODEL_ERROR, f"prepare: {where(error)}")
-                continue
-            made.setdefault(_lane(self._fed, prepared), []).append((index, prepared))
-        groups = []
-        for members in made.values():
-            inputs = {
-                spec.name: self._collated(spec, [prepared[spec.name] for _, prepared in members]) for spec in self._fed
-            }
-            groups.append(_Group([index for index, _ in members], [rows[index] for index, _ in members], inputs))
-        return groups
-
-    def _requests(self, job: Run) -> list[Inputs]:
-        """Take a batch apart into the inputs of each request, on the CPU."""
-        requests: list[Inputs] = [{} for _ in range(job.requests)]
-        for index, (spec, place) in enumerate(zip(self._specs, job.inputs, strict=True)):
-            offset = self._base + place.offset
-            elements = split_elements(self._memory[offset : offset + place.size]) if spec.datatype == "BYTES" else []
-            taken = 0
-            for inputs, shapes in zip(requests, job.shapes, strict=True):
-                dims = shapes[index]
-                count = prod(dims)
-                if spec.datatype == "BYTES":
-                    inputs[spec.name] = elements[taken : taken + count]
-                else:
-                    at = offset + taken * DATATYPE_BYTES[spec.datatype]
-                    dtype = TORCH[spec.datatype]
-                    inputs[spec.name] = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at).view(dims)
-                taken += count
-        return requests
-
-    def _prepare(self, inputs: Inputs, rows: int) -> Inputs:
-        prepare: Any = getattr(self._model, "prepare")  # noqa: B009
-        returned = prepare(**inputs)
-        if not isinstance(returned, Mapping):
-            if len(self._fed) != 1:
-                raise ValueError(f"prepare() must return a dict with {[spec.name for spec in self._fed]}")
-            returned = {self._fed[0].name: returned}
-        prepared: Inputs = {}
-        for spec in self._fed:
-            if spec.name not in returned:
-                raise ValueError(f"prepare() returned no {spec.name!r}")
-            value = returned[spec.name]
-            if spec.datatype != "BYTES":
-                value = torch.as_tensor(value)
-                _check_shape("prepare()", spec, tuple(value.shape), rows)
-                value = value.to(TORCH[spec.datatype])
-            prepared[spec.name] = value
-        return prepared
-
-    def _collated(self, spec: TensorSpec, values: list[Any]) -> Any:
-        if spec.datatype == "BYTES":
-            return [element for value in values for element in value]
-        if len({tuple(value.shape[1:]) for value in values}) == 1:
-            return self._device.to_device(values[0] if len(values) == 1 else torch.cat(values))
-        dims = [max(sizes) for sizes in zip(*[value.shape[1:] for value in values], strict=True)]
-        joined = torch.full((sum(len(value) for value in values), *dims), spec.pad or 0, dtype=TORCH[spec.datatype])
-        row = 0
-        for value in values:
-            joined[(slice(row, row + len(value)), *[slice(0, dim) for dim in value.shape[1:]])] = value
-            row += len(value)
-        return self._device.to_device(joined)
 
     def _execute(self, group: _Group) -> None:
         """Run a group; halve it where it fails."""
@@ -252,7 +171,7 @@ class Runner:
         rows = sum(group.rows)
         try:
             outputs = self.forward(group.inputs, rows)
-            finite = _finite_rows(self._outputs, outputs, rows)
+            finite = finite_rows(self._outputs, outputs, rows)
             if finite is None:
                 self._keep(group, outputs)
                 return None
@@ -264,7 +183,7 @@ class Runner:
                 code = Code.RESOURCE_EXHAUSTED
             elif isinstance(error, _Room):
                 code = Code.RESULT_TOO_LARGE
-            return code, str(error) if isinstance(error, _Contract | _Room) else where(error)
+            return code, str(error) if isinstance(error, ContractError | _Room) else where(error)
         if len(group.requests) == 1:
             return Code.NON_FINITE_OUTPUT, "an output has NaN or infinity"
         self._keep(group, outputs)
@@ -314,58 +233,8 @@ def _joined(pieces: list[Any]) -> Any:
     return torch.cat(pieces) if isinstance(pieces[0], torch.Tensor) else [part for piece in pieces for part in piece]
 
 
-def _lane(specs: Sequence[TensorSpec], prepared: Inputs) -> Any:
-    """Prepared requests share a batch where their shapes agree in every dimension that may not be padded."""
-    return tuple(
-        None if spec.datatype == "BYTES" or spec.pad is not None else tuple(prepared[spec.name].shape[1:])
-        for spec in specs
-    )
-
-
-def _check_shape(who: str, spec: TensorSpec, shape: tuple[int, ...], rows: int) -> None:
-    fits = len(shape) == len(spec.shape) and all(
-        want in (-1, dim) for want, dim in zip(spec.shape[1:], shape[1:], strict=True)
-    )
-    if not fits:
-        raise _Contract(f"{who} gave {spec.name} the shape {list(shape)}, declared is {list(spec.shape)}")
-    if shape[0] != rows:
-        raise _Contract(f"{who} gave {spec.name} {shape[0]} rows for {rows} rows")
-
-
-def _as_declared(spec: TensorSpec, value: Any, rows: int) -> Any:
-    """Check one output against its declaration; floating types are converted, others must match."""
-    if spec.datatype == "BYTES":
-        if isinstance(value, torch.Tensor) or len(value) != rows:
-            size = "a tensor" if isinstance(value, torch.Tensor) else f"{len(value)} elements"
-            raise _Contract(f"forward() gave {spec.name} {size} for {rows} rows; BYTES is a list, one element per row")
-        return [element.encode() if isinstance(element, str) else bytes(element) for element in value]
-    if not isinstance(value, torch.Tensor):
-        raise _Contract(f"forward() gave {spec.name} a {type(value).__name__}, not a tensor")
-    _check_shape("forward()", spec, tuple(value.shape), rows)
-    wanted = TORCH[spec.datatype]
-    if value.dtype != wanted and value.dtype.is_floating_point != wanted.is_floating_point:
-        raise _Contract(f"forward() gave {spec.name} as {value.dtype}, declared is {spec.datatype}")
-    return value.detach()
-
-
-def _finite_rows(specs: Sequence[TensorSpec], outputs: list[Any], rows: int) -> list[bool] | None:
-    """Say which rows are finite in every floating output; None if all are. A finite sum proves it for all at once."""
-    suspect = [
-        value
-        for spec, value in zip(specs, outputs, strict=True)
-        if isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and not bool(torch.isfinite(value.sum(dtype=torch.float64)))
-    ]
-    if not suspect:
-        return None
-    finite = torch.ones(rows, dtype=torch.bool, device=suspect[0].device)
-    for value in suspect:
-        finite &= torch.isfinite(value).reshape(rows, -1).all(1)
-    listed: list[bool] = finite.tolist()
-    return None if all(listed) else listed
-
-
 def check_model_contract(error: Exception) -> ModelError:
     """Return what a failed warm-up means for the start."""
-    return ModelError(f"the model failed its warm-up: {str(error) if isinstance(error, _Contract) else where(error)}")
+    return ModelError(
+        f"the model failed its warm-up: {str(error) if isinstance(error, ContractError) else where(error)}"
+    )

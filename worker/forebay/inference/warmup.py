@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from forebay.errors import ModelError
+from forebay.inference.declared import TORCH
 from forebay.inference.devices import Device
 from forebay.inference.loading import verify_eval, where
 from forebay.inference.model import Model, TensorSpec
-from forebay.inference.runner import TORCH, Runner, check_model_contract
+from forebay.inference.runner import Runner, check_model_contract
 
 _VARIABLE = 16
 _RUNS = 3

@@ -14,12 +14,10 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from forebay.errors import KafkaUnavailableError
 from forebay.settings import Kafka
 from forebay.stream.client_config import client_config
 from forebay.stream.publish import QUIET
-
-_REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
+from forebay.stream.reaching import RefusedError, metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +55,10 @@ class Cluster:
     _errors: list[KafkaError] = field(default_factory=list)
 
     def open(self) -> None:
-        """Connect, log in, and list brokers and topics. Raises KafkaUnavailableError; its `args` say if refused."""
+        """Connect, log in, and list brokers and topics. Raises RefusedError or KafkaUnavailableError."""
         config = client_config(self.kafka) | {"logger": QUIET, "error_cb": self._errors.append}
         self._client = AdminClient(config)
-        deadline = time.monotonic() + self.timeout
-        while True:
-            try:
-                found = self._client.list_topics(timeout=1.0)
-                break
-            except KafkaException as error:
-                self._client.poll(0)
-                refused = next((one for one in self._errors if one.code() in _REFUSED), None)
-                if refused is not None:
-                    raise RefusedError(refused.str()) from error
-                if time.monotonic() >= deadline:
-                    last = self._errors[-1].str() if self._errors else error.args[0].str()
-                    raise KafkaUnavailableError(last) from error
+        found = metadata(self._client, self._errors, time.monotonic() + self.timeout)
         self.brokers = [Address(broker.host, broker.port) for broker in found.brokers.values()]
         self.topics = set(found.topics)
 
@@ -103,10 +89,6 @@ class Cluster:
             if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise RefusedError(error.args[0].str()) from error
             return None
-
-
-class RefusedError(KafkaUnavailableError):
-    """The broker answered and refused: the login, the certificate, or the right to look."""
 
 
 def connect_to(servers: str, timeout: float = 3.0) -> list[Address]:

@@ -18,8 +18,9 @@ from forebay.errors import RequestError
 from forebay.records import Code, Encoding, Failure, Headers, Record, Reply, Request, Signature
 from forebay.settings import Limits
 from forebay.stream import tensors
-from forebay.stream.headers import MAX_ID_BYTES, Envelope, HeaderReader
-from forebay.stream.tensors import Layout, Shape, Tensor
+from forebay.stream.body import Plan, brief, read_id, read_parameters
+from forebay.stream.headers import MAX_ID_BYTES, Envelope, HeaderReader, earliest
+from forebay.stream.tensors import Shape
 
 UNREADABLE = "forebay-unreadable"
 """The header of a record that was never read whole: it says why, and its value is missing."""
@@ -41,19 +42,7 @@ class Refusal:
     arrived: float
     reply: Reply | None = None
     echo: Headers = field(default_factory=list)
-    attempts: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What the JSON part of a binary request says; equal parts need to be read once."""
-
-    id: str | None
-    tensors: tuple[Tensor, ...]
-    layout: Layout
-    wanted: tuple[int, ...] | None
-    timeout_us: float | None
-    priority: int
+    attempts: int = 0
 
 
 class Decoder:
@@ -73,7 +62,7 @@ class Decoder:
         self._reply_topics = [re.compile(pattern) for pattern in reply_topics]
         self._parser = simdjson.Parser()
         self._shapes = {id(signature): Shape(signature) for signature in signatures}
-        self._plans: dict[tuple[int, bytes], _Plan] = {}
+        self._plans: dict[tuple[int, bytes], Plan] = {}
         self._seen_id: str | None = None
 
     def decode(self, record: Record, now: float, now_ms: float) -> Request | Refusal:
@@ -99,7 +88,7 @@ class Decoder:
             model=envelope.model or self._default.model,
             failure=failure,
             arrived=now,
-            reply=self._reply(envelope) if failure.code is not Code.REPLY_NOT_ALLOWED else None,
+            reply=self._reply(envelope) if self._may_reply(envelope) else None,
             echo=envelope.echo,
         )
 
@@ -108,7 +97,9 @@ class Decoder:
         if not value:
             unreadable = dict(record.headers).get(UNREADABLE)
             why = (
-                "the record has no value" if unreadable is None else f"the record is unreadable: {unreadable.decode()}"
+                "the record has no value"
+                if unreadable is None
+                else f"the record is unreadable: {unreadable.decode(errors='replace')}"
             )
             raise RequestError(Code.INVALID_PAYLOAD, why)
         if len(value) > self._limits.max_request_bytes:
@@ -125,9 +116,8 @@ class Decoder:
         else:
             plan, content = self._json(value, shape, envelope)
         deadline_ms = envelope.deadline_ms
-        if plan.timeout_us is not None:
-            until = (record.timestamp_ms if record.timestamp_ms > 0 else now_ms) + plan.timeout_us / 1000
-            deadline_ms = until if deadline_ms is None else min(until, deadline_ms)
+        if plan.timeout_us is not None or envelope.timeout_ms is not None:
+            deadline_ms = earliest(record, envelope, plan.timeout_us, now_ms)
         layout = plan.layout
         return Request(
             record,
@@ -144,7 +134,7 @@ class Decoder:
             envelope.priority or plan.priority or DEFAULT_PRIORITY,
             reply,
             plan.wanted,
-            envelope.echo,
+            envelope.echo or [],  # equal headers share an envelope, never a list
         )
 
     def _identify(self, record: Record, header: str | None, body: str | None) -> str:
@@ -168,8 +158,8 @@ class Decoder:
         binary = envelope.encoding is Encoding.BINARY
         try:
             found = simdjson.Parser().parse(value[: envelope.header_bytes or 0] if binary else value)
-            return _body_id(found["id"]) if isinstance(found, simdjson.Object) else None
-        except (ValueError, KeyError, RequestError):
+            return read_id(found["id"]) if isinstance(found, simdjson.Object) else None
+        except (ValueError, KeyError, RuntimeError, RequestError):
             return None
 
     def _find_model(self, envelope: Envelope) -> Signature:
@@ -185,27 +175,25 @@ class Decoder:
             message = f"this worker does not serve {wanted!r}; it serves {', '.join(self._models)}"
         raise RequestError(Code.UNKNOWN_MODEL, message)
 
+    def _may_reply(self, envelope: Envelope) -> bool:
+        topic = envelope.reply_topic
+        return topic is None or any(pattern.fullmatch(topic) for pattern in self._reply_topics)
+
     def _reply(self, envelope: Envelope) -> Reply | None:
         if envelope.reply_topic is None:
             return None
-        if any(pattern.fullmatch(envelope.reply_topic) for pattern in self._reply_topics):
+        if self._may_reply(envelope):
             return Reply(envelope.reply_topic, envelope.reply_partition)
         raise RequestError(
             Code.REPLY_NOT_ALLOWED, f"kafka.reply_topics does not allow replies to {envelope.reply_topic!r}"
         )
 
-    def _json(self, value: bytes, shape: Shape, envelope: Envelope) -> tuple[_Plan, list[Any]]:
-        try:
-            document = self._parser.parse(value)
-        except RuntimeError:  # a document of the last call is still referenced somewhere
-            self._parser = simdjson.Parser()
-            return self._json(value, shape, envelope)
-        except (ValueError, UnicodeDecodeError) as error:
-            raise RequestError(Code.INVALID_PAYLOAD, f"the value is not valid JSON: {_brief(error)}") from None
+    def _json(self, value: bytes, shape: Shape, envelope: Envelope) -> tuple[Plan, list[Any]]:
+        document = self._parse(value)
         if not isinstance(document, simdjson.Object):
             raise RequestError(Code.INVALID_PAYLOAD, "the value must be a JSON object with inputs")
         present = list(document)  # asking simdjson for a key that is not there costs a C++ exception, 2.3 µs
-        body_id = self._seen_id = _body_id(document["id"]) if "id" in present else None
+        body_id = self._seen_id = read_id(document["id"]) if "id" in present else None
         inputs = document["inputs"] if "inputs" in present else None
         if not isinstance(inputs, simdjson.Array):
             raise RequestError(Code.INVALID_PAYLOAD, "the request has no list of inputs")
@@ -216,10 +204,22 @@ class Decoder:
             wanted = shape.wanted(outputs.as_list()) if isinstance(outputs, simdjson.Array) else None
         if "parameters" in present:
             found = document["parameters"]
-            timeout, priority = _parameters(found.as_dict() if isinstance(found, simdjson.Object) else found)
-        return _Plan(body_id, (), layout, wanted, timeout, priority), content
+            timeout, priority = read_parameters(found.as_dict() if isinstance(found, simdjson.Object) else found)
+        return Plan(body_id, (), layout, wanted, timeout, priority), content
 
-    def _binary(self, value: bytes, envelope: Envelope, shape: Shape) -> tuple[_Plan, list[Any]]:
+    def _parse(self, value: bytes) -> Any:
+        try:
+            try:
+                return self._parser.parse(value)
+            except RuntimeError as error:
+                if "re-use" not in str(error):  # whole numbers beyond 64 bits are RuntimeErrors, too
+                    raise
+                self._parser = simdjson.Parser()  # a document of the last call is still referenced somewhere
+                return self._parser.parse(value)
+        except (ValueError, RuntimeError) as error:
+            raise RequestError(Code.INVALID_PAYLOAD, f"the value is not valid JSON: {brief(error)}") from None
+
+    def _binary(self, value: bytes, envelope: Envelope, shape: Shape) -> tuple[Plan, list[Any]]:
         length = envelope.header_bytes
         if length is None:
             raise RequestError(
@@ -240,40 +240,11 @@ class Decoder:
                 self._plans[id(shape), head] = plan
         return plan, shape.from_binary(value, length, plan.tensors)
 
-    def _plan(self, head: bytes, shape: Shape, envelope: Envelope) -> _Plan:
+    def _plan(self, head: bytes, shape: Shape, envelope: Envelope) -> Plan:
         body = tensors.read_head(head)
-        body_id = _body_id(body.id)
+        body_id = read_id(body.id)
         self._seen_id = body_id
         parts, layout = shape.from_head(body)
         wanted = shape.wanted(body.outputs) if body.outputs is not None else None
-        timeout, priority = _parameters(body.parameters)
-        return _Plan(body_id, parts, layout, wanted, timeout, priority)
-
-
-def _body_id(found: object) -> str | None:
-    if found is None or found == "":
-        return None
-    if not isinstance(found, str):
-        raise RequestError(Code.INVALID_PAYLOAD, "the request's id must be a string")
-    if len(found.encode()) > MAX_ID_BYTES:
-        raise RequestError(Code.INVALID_PAYLOAD, f"the request's id is longer than {MAX_ID_BYTES} bytes")
-    return found
-
-
-def _parameters(found: object) -> tuple[float | None, int]:
-    """Return the time-out in microseconds and the priority that a request's parameters ask for."""
-    if found is None:
-        return None, 0
-    if not isinstance(found, dict):
-        raise RequestError(Code.INVALID_PAYLOAD, "the request's parameters must be an object")
-    timeout, priority = found.get("timeout"), found.get("priority", 0)
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-        raise RequestError(Code.INVALID_PAYLOAD, "parameters.timeout must be a number of microseconds")
-    if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
-        raise RequestError(Code.INVALID_PAYLOAD, "parameters.priority must be a whole number from 0")
-    return timeout, min(priority, 9)
-
-
-def _brief(error: Exception) -> str:
-    code, _, text = str(error).partition(": ")
-    return (text or code).strip()[:160]
+        timeout, priority = read_parameters(body.parameters)
+        return Plan(body_id, parts, layout, wanted, timeout, priority)

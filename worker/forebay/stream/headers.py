@@ -25,6 +25,7 @@ class Envelope:
     model: str | None = None
     version: str | None = None
     deadline_ms: float | None = None
+    timeout_ms: int | None = None
     priority: int = 0
     reply_topic: str | None = None
     reply_partition: int | None = None
@@ -86,6 +87,20 @@ class HeaderReader:
             raise failed
 
 
+def earliest(record: Record, envelope: Envelope, timeout_us: float | None, now_ms: float) -> float:
+    """Return the deadline of a request with a time-out, in milliseconds of the wall clock: the first that there is.
+
+    A time-out counts from the record's timestamp; a record without one counts from its arrival.
+    """
+    start = record.timestamp_ms if record.timestamp_ms > 0 else now_ms
+    limits = (
+        envelope.deadline_ms,
+        None if envelope.timeout_ms is None else start + envelope.timeout_ms,
+        None if timeout_us is None else start + timeout_us / 1000,
+    )
+    return min(limit for limit in limits if limit is not None)
+
+
 def _digits(name: str, value: bytes) -> int:
     if not value.isdigit() or len(value) > 18:
         raise RequestError(Code.INVALID_PAYLOAD, f"the header {name} must be a number in ASCII digits")
@@ -129,16 +144,11 @@ def _version(envelope: Envelope, value: bytes, record: Record) -> None:
 
 
 def _timeout(envelope: Envelope, value: bytes, record: Record) -> None:
-    _earlier(envelope, max(record.timestamp_ms, 0) + _digits("timeout-ms", value))
+    envelope.timeout_ms = _digits("timeout-ms", value)
 
 
 def _deadline(envelope: Envelope, value: bytes, record: Record) -> None:
-    _earlier(envelope, _digits("deadline-ms", value))
-
-
-def _earlier(envelope: Envelope, deadline_ms: float) -> None:
-    known = envelope.deadline_ms
-    envelope.deadline_ms = deadline_ms if known is None else min(known, deadline_ms)
+    envelope.deadline_ms = _digits("deadline-ms", value)
 
 
 def _priority(envelope: Envelope, value: bytes, record: Record) -> None:
@@ -150,9 +160,12 @@ def _reply_topic(envelope: Envelope, value: bytes, record: Record) -> None:
 
 
 def _reply_partition(envelope: Envelope, value: bytes, record: Record) -> None:
-    if len(value) != 4:
-        raise RequestError(Code.INVALID_PAYLOAD, "the header kafka_replyPartition must be a 4-byte big-endian integer")
-    envelope.reply_partition = int.from_bytes(value, "big")
+    partition = int.from_bytes(value, "big", signed=True)
+    if len(value) != 4 or partition < 0:
+        raise RequestError(
+            Code.INVALID_PAYLOAD, "the header kafka_replyPartition must be a 4-byte big-endian integer from 0"
+        )
+    envelope.reply_partition = partition
 
 
 _READERS = {

@@ -8,7 +8,7 @@ consecutive: compaction and transaction markers leave gaps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from forebay.records import Partition, Record
 
@@ -60,6 +60,10 @@ class Ledger:
     def open_count(self) -> int:
         """Records that were read and are not finished."""
         return len(self._open) - len(self._finished)
+
+    def highest_besides(self, waiting: Container[int]) -> int:
+        """Return the highest open or overtaking offset that is not in `waiting`, -1 if there is none."""
+        return next((offset for offset in reversed(self._open) if offset not in waiting), -1)
 
     def abandoned(self) -> None:
         """Note that one of the open records will not be finished here: it stays below no watermark."""
@@ -113,6 +117,11 @@ class Offsets:
         ledger = self._ledgers.get((record.topic, record.partition))
         if ledger is not None and ledger.epoch == record.epoch:
             ledger.closed(record.offset)
+
+    def highest_besides(self, partition: tuple[str, int], waiting: Container[int]) -> int:
+        """Return the highest offset of a partition that was begun: open or answered, and not in `waiting`."""
+        ledger = self._ledgers.get(partition)
+        return -1 if ledger is None else ledger.highest_besides(waiting)
 
     def abandoned(self, record: Record) -> None:
         """Note that a record will not be finished here."""

@@ -65,6 +65,8 @@ class Encoder:
             headers.append(("model-version", signature.version.encode()))
         outcome = self._outcome(request, orjson.dumps(body), headers)
         outcome.failure = failure
+        if failure.code is Code.POISONED:
+            outcome.attempts = request.attempts  # no run beyond those that it brought down
         return outcome
 
     def too_large(self, outcome: Outcome, message: str) -> Outcome:

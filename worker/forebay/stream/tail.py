@@ -18,12 +18,12 @@ from forebay.records import Partition, Record
 from forebay.settings import Batch, Kafka
 from forebay.stream.client_config import consumer_config
 from forebay.stream.publish import QUIET
+from forebay.stream.reaching import RefusedError, complaint, metadata
 
 Start = Literal["beginning", "end"] | int
 """Where to start; a number is a Unix time in milliseconds."""
 
 REFRESH_SECONDS = 30.0
-_REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 _LEADER_MOVES = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -53,6 +53,7 @@ class Tail:
         self._ends: dict[Partition, int] = {}
         self._refreshed = 0.0
         self._errors: list[KafkaError] = []
+        self._missed: set[str] = set()
         self.partitions: set[Partition] = set()
 
     def open(self, timeout: float = 10.0) -> None:
@@ -116,7 +117,7 @@ class Tail:
     @property
     def last_error(self) -> str | None:
         """What the Kafka client complained about last."""
-        return self._errors[-1].str() if self._errors else None
+        return complaint(self._errors)
 
     def count_partitions(self, topic: str, timeout: float = 10.0) -> int:
         """Give the number of partitions. Raises ConfigError if the topic does not exist."""
@@ -153,26 +154,20 @@ class Tail:
         return self._consumer
 
     def _numbers(self, followed: Followed, deadline: float) -> list[int]:
-        """Ask for the partitions of a topic, in short tries, so that a refused login is not waited out."""
-        while True:
-            try:
-                topic = self._live.list_topics(followed.topic, timeout=1.0).topics[followed.topic]
-                break
-            except KafkaException as error:
-                self._live.poll(0)  # runs error_cb, the only place where a refused login shows up
-                refused = next((e for e in self._errors if e.code() in _REFUSED), None)
-                if refused is not None or time.monotonic() >= deadline:
-                    why = refused.str() if refused else self.last_error or error.args[0].str()
-                    address = self._kafka.bootstrap_servers
-                    raise KafkaUnavailableError(f"Kafka does not answer at {address}: {why}") from error
+        address = self._kafka.bootstrap_servers
+        try:
+            topic = metadata(self._live, self._errors, deadline, followed.topic).topics[followed.topic]
+        except KafkaUnavailableError as error:
+            verb = "refuses" if isinstance(error, RefusedError) else "does not answer"
+            raise type(error)(f"Kafka {verb} at {address}: {error}") from error
         if topic.error is None:
             return sorted(topic.partitions if followed.partitions is None else followed.partitions)
         if followed.optional:
             return []
         if topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise ConfigError(
-                f"topic {followed.topic} does not exist; create it: kafka-topics.sh --bootstrap-server "
-                f"{self._kafka.bootstrap_servers} --create --topic {followed.topic}"
+                f"topic {followed.topic} does not exist; create it: kafka-topics.sh --bootstrap-server {address} "
+                f"--create --topic {followed.topic}"
             )
         raise ConfigError(f"topic {followed.topic} cannot be read: {topic.error.str()}")
 
@@ -202,15 +197,21 @@ class Tail:
         self._live.incremental_assign(positions)
 
     def _add_new_partitions(self) -> None:
-        """Follow partitions that were added meanwhile, from their beginning."""
+        """Follow partitions that were added meanwhile, from their beginning. Notice a topic that is gone."""
         self._refreshed = time.monotonic()
         for followed in self._topics:
             if followed.partitions is not None:
                 continue
             try:
                 numbers = self._numbers(followed, time.monotonic())
-            except (KafkaUnavailableError, ConfigError):
+            except KafkaUnavailableError:
                 continue
+            except ConfigError as error:
+                if followed.topic in self._missed:  # a broker that has just started may not know it yet: ask twice
+                    raise KafkaFatalError(f"topic {followed.topic} cannot be read any more: {error}") from error
+                self._missed.add(followed.topic)
+                continue
+            self._missed.discard(followed.topic)
             new = [n for n in numbers if Partition(followed.topic, n) not in self.partitions]
             self._assign([TopicPartition(followed.topic, n, OFFSET_BEGINNING) for n in new])
 

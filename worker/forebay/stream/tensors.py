@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
-import numpy as np
 import simdjson
 
 from forebay.errors import RequestError
 from forebay.records import Code, Signature, TensorShape
+from forebay.stream.json_data import from_json, refuse
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -34,12 +34,6 @@ ITEM_BYTES = {
 }
 """Bytes of one element; BYTES is not among them."""
 
-_JSON_KINDS: dict[str, tuple[Any, str, str]] = {
-    "FP32": ("d", "<f8", "<f4"),
-    "FP64": ("d", "<f8", "<f8"),
-    **{f"INT{bits}": ("i", "<i8", f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"UINT{bits}": ("u", "<u8", f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-}
 _MAX_ELEMENTS = 1 << 31
 
 
@@ -50,7 +44,7 @@ class HeadInput(msgspec.Struct):
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] | None = None
-    data: msgspec.Raw | None = None
+    data: msgspec.Raw = msgspec.Raw()
 
 
 class Head(msgspec.Struct):
@@ -105,7 +99,6 @@ class Shape:
         self._prepares = signature.prepares
         self._layouts: dict[tuple[tuple[int, ...], ...], Layout] = {}
         self._has_bytes = any(spec.datatype == "BYTES" for spec in signature.inputs)
-        self._parser = simdjson.Parser()
 
     def from_json(self, inputs: Sequence[Any]) -> tuple[Layout, list[Any]]:
         """Check and convert the inputs of a JSON request (a simdjson array)."""
@@ -119,7 +112,7 @@ class Shape:
             shape = entry.get("shape")
             dims: tuple[Any, ...] = tuple(shape.as_list()) if isinstance(shape, simdjson.Array) else ()
             shapes[index] = self._checked(spec, entry.get("datatype"), dims)
-            content[index] = _from_json(spec, entry.get("data"), dims)
+            content[index] = from_json(spec, entry.get("data"), dims)
         self._all_there(content)
         return self._layout(tuple(shapes)), content
 
@@ -137,10 +130,10 @@ class Shape:
                 parts[index] = self._inline(spec, entry, dims)
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                _refuse(spec, "binary_data_size must be a whole number of bytes")
+                refuse(spec, "binary_data_size must be a whole number of bytes")
             elements = prod(dims)
             if spec.datatype != "BYTES" and size != elements * ITEM_BYTES[spec.datatype]:
-                _refuse(
+                refuse(
                     spec,
                     f"shape {list(dims)} of {spec.datatype} has {elements * ITEM_BYTES[spec.datatype]} bytes, "
                     f"binary_data_size says {size}",
@@ -175,7 +168,7 @@ class Shape:
         found: list[int] = []
         for entry in outputs:
             name = entry.get("name") if isinstance(entry, Mapping) else None
-            if name not in self._outputs:
+            if not isinstance(name, str) or name not in self._outputs:
                 known = ", ".join(self._outputs)
                 raise RequestError(Code.INVALID_TENSOR, f"the model has no output {name!r}; it has {known}")
             found.append(self._outputs[name])
@@ -183,13 +176,13 @@ class Shape:
 
     def _inline(self, spec: TensorShape, entry: HeadInput, dims: tuple[int, ...]) -> Tensor:
         """Read an input that travels as JSON inside a binary request."""
-        if entry.data is None:
-            _refuse(spec, "it has neither data nor parameters.binary_data_size")
+        if not bytes(entry.data):
+            refuse(spec, "it has neither data nor parameters.binary_data_size")
         try:
-            document = self._parser.parse(bytes(entry.data))
-        except ValueError:
-            _refuse(spec, "its data is not valid JSON")
-        content = _from_json(spec, document, dims)
+            document = simdjson.Parser().parse(bytes(entry.data))
+        except (ValueError, RuntimeError):
+            refuse(spec, "its data is not valid JSON")
+        content = from_json(spec, document, dims)
         return Tensor(0, 0, prod(dims), spec.datatype == "BYTES", content)
 
     def _place(self, name: object, taken: list[Any]) -> int:
@@ -208,15 +201,15 @@ class Shape:
 
     def _checked(self, spec: TensorShape, datatype: object, dims: tuple[Any, ...]) -> tuple[int, ...]:
         if datatype != spec.datatype:
-            _refuse(spec, f"the model takes {spec.datatype}, not {datatype}")
+            refuse(spec, f"the model takes {spec.datatype}, not {datatype}")
         wanted = spec.shape
         if len(dims) != len(wanted):
-            _refuse(spec, f"the model takes shape {list(wanted)}, not {list(dims)}")
+            refuse(spec, f"the model takes shape {list(wanted)}, not {list(dims)}")
         for dim, want in zip(dims, wanted, strict=True):
             if type(dim) is not int or dim < 1 or (want != -1 and dim != want):
-                _refuse(spec, f"the model takes shape {list(wanted)}, not {list(dims)}")
+                refuse(spec, f"the model takes shape {list(wanted)}, not {list(dims)}")
         if prod(dims) > _MAX_ELEMENTS:
-            _refuse(spec, f"shape {list(dims)} is too large")
+            refuse(spec, f"shape {list(dims)} is too large")
         return dims
 
     def _layout(self, shapes: tuple[tuple[int, ...], ...]) -> Layout:
@@ -257,73 +250,6 @@ def size_of(content: Sequence[Any]) -> int:
     )
 
 
-def _from_json(spec: TensorShape, found: Any, dims: tuple[int, ...]) -> Any:
-    """Convert JSON `data`, flat or nested as the shape says, into a buffer or a list of bytes."""
-    if not isinstance(found, simdjson.Array):
-        _refuse(spec, "it has no list of data")
-    count = prod(dims)
-    kind = _JSON_KINDS.get(spec.datatype)
-    if kind is None:
-        return _from_json_list(spec, found, dims, count)
-    try:
-        values = np.frombuffer(found.as_buffer(of_type=kind[0]), kind[1])
-    except (TypeError, ValueError) as error:
-        _refuse(spec, f"its data has an element that is not {spec.datatype} ({str(error).split(':', 1)[0]})")
-    if len(values) != count:
-        _refuse(spec, f"shape {list(dims)} has {count} elements, data has {len(values)}")
-    if len(dims) > 1 and isinstance(found[0], simdjson.Array):
-        _check_nesting(spec, found.as_list(), dims)
-    if kind[1] != kind[2]:
-        values = _narrowed(spec, values, kind[2])
-    return values.view(np.uint8).data
-
-
-def _narrowed(spec: TensorShape, values: np.ndarray[Any, Any], target: str) -> np.ndarray[Any, Any]:
-    if target[1] == "f":
-        try:
-            with np.errstate(over="raise"):
-                return values.astype(target)
-        except FloatingPointError:
-            _refuse(spec, f"its data has a number beyond {spec.datatype}")
-    narrow = values.astype(target)
-    if not np.array_equal(narrow, values):
-        _refuse(spec, f"its data has a number beyond {spec.datatype}")
-    return narrow
-
-
-def _from_json_list(spec: TensorShape, found: Any, dims: tuple[int, ...], count: int) -> Any:
-    """Convert BOOL and BYTES, the datatypes that simdjson has no buffer for."""
-    if spec.datatype in ("FP16", "BF16"):
-        raise RequestError(
-            Code.UNSUPPORTED_TYPE, f"input {spec.name}: {spec.datatype} travels in binary only, not in JSON"
-        )
-    listed = found.as_list()
-    flat = listed
-    if len(dims) > 1 and listed and isinstance(listed[0], list):
-        _check_nesting(spec, listed, dims)
-        for _ in dims[1:]:
-            flat = [element for part in flat for element in part]
-    if len(flat) != count:
-        _refuse(spec, f"shape {list(dims)} has {count} elements, data has {len(flat)}")
-    wanted = bool if spec.datatype == "BOOL" else str
-    if not all(type(element) is wanted for element in flat):
-        _refuse(spec, f"its data has an element that is not {spec.datatype}")
-    if wanted is bool:
-        return memoryview(bytes(flat))
-    return [element.encode() for element in flat]
-
-
-def _check_nesting(spec: TensorShape, found: list[Any], dims: tuple[int, ...]) -> None:
-    if len(found) != dims[0]:
-        _refuse(spec, f"its nested data does not have the shape {list(dims)}")
-    for part in found:
-        nested = isinstance(part, list)
-        if nested != (len(dims) > 1):
-            _refuse(spec, f"its nested data does not have the shape {list(dims)}")
-        if nested:
-            _check_nesting(spec, part, dims[1:])
-
-
 def _elements(raw: memoryview, count: int) -> list[bytes]:
     """Split a BYTES tensor: each element has a 4-byte little-endian length in front."""
     found: list[bytes] = []
@@ -340,7 +266,3 @@ def _elements(raw: memoryview, count: int) -> list[bytes]:
     if len(found) != count:
         raise RequestError(Code.INVALID_TENSOR, f"a BYTES tensor has {len(found)} elements, its shape says {count}")
     return found
-
-
-def _refuse(spec: TensorShape, why: str) -> NoReturn:
-    raise RequestError(Code.INVALID_TENSOR, f"input {spec.name}: {why}")

@@ -1,0 +1,220 @@
+"""A broker that refuses: `forebay acls` prints what is enough and needed, a wrong login is told at once.
+
+On its plain listener everybody is `User:ANONYMOUS`; a topic or group that has any rule admits only those whom a rule
+names. Its second listener wants a password.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from forebay.broker import EmbeddedKafka
+from forebay.brokers.ports import free_port
+from forebay.cli.acls import Role, rights_of
+from forebay.cli.app import app
+from forebay.cli.check_kafka import check_kafka
+from forebay.cli.findings import State, exit_code
+from forebay.client import Client, InferenceTimeoutError
+from forebay.errors import ForebayError, KafkaUnavailableError
+from forebay.settings import Kafka, Security, Settings
+from forebay.wire import build_request
+from tests.kafka_probe import KafkaProbe, Send
+
+ROOT = Path(__file__).parents[2]
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+PASSWORD = "open-sesame"
+RESOURCES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
+
+
+class Gate:
+    """A cluster whose rules a test sets."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.probe = KafkaProbe(servers)
+        self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+    def add(self, resource: str, name: str, who: str, operation: str) -> None:
+        """Allow one operation."""
+        wanted = AclOperation[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()]
+        kind = ResourcePatternType.LITERAL
+        rule = AclBinding(RESOURCES[resource], name, kind, who, "*", wanted, AclPermissionType.ALLOW)
+        for future in self._admin.create_acls([rule]).values():
+            future.result(30)
+
+    def open_to_all(self) -> None:
+        """Remove every rule."""
+        anything = (ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY)
+        for future in self._admin.delete_acls([AclBindingFilter(*anything, AclPermissionType.ANY)]).values():
+            future.result(30)
+
+    def admit(self, settings: Settings, role: Role | None) -> None:
+        """Close every topic and the group to everybody, then grant the rights of a role."""
+        kafka = settings.kafka
+        for name in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
+            self.add("topic", name, "User:somebody-else", "ALL")
+        self.add("group", kafka.group_id, "User:somebody-else", "ALL")
+        for right in rights_of(role, settings) if role else ():
+            self.add(right.resource, right.name, "User:ANONYMOUS", right.operation)
+
+
+@pytest.fixture(scope="module")
+def listeners() -> Iterator[tuple[str, str]]:
+    """A broker's plain address and its protected one."""
+    plain, protected, controller = free_port(), free_port(), free_port()
+    jaas = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="{PASSWORD}";'
+    addresses = f"PLAINTEXT://127.0.0.1:{plain},LOGIN://127.0.0.1:{protected}"
+    properties = AUTHORIZER | {
+        "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": addresses,
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listener.name.login.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.plain.sasl.jaas.config": jaas,
+    }
+    try:
+        kafka = EmbeddedKafka(port=plain, properties=properties).start()
+    except ForebayError as error:
+        pytest.skip(f"needs the embedded Kafka: {error}")
+    with kafka:
+        yield f"127.0.0.1:{plain}", f"127.0.0.1:{protected}"
+
+
+@pytest.fixture
+def gate(listeners: tuple[str, str]) -> Iterator[Gate]:
+    gate = Gate(listeners[0])
+    yield gate
+    gate.open_to_all()
+
+
+@pytest.fixture
+def settings(gate: Gate) -> Settings:
+    names = [f"{kind}-{uuid.uuid4().hex[:10]}" for kind in ("in", "out", "dead")]
+    gate.probe.create_topics(dict.fromkeys(names, 1))
+    section = Kafka(
+        bootstrap_servers=gate.servers,
+        input_topics=(names[0],),
+        output_topic=names[1],
+        dead_letter_topic=names[2],
+        group_id=f"group-{names[0]}",
+    )
+    return Settings(kafka=section)
+
+
+def failures(settings: Settings) -> dict[str, str]:
+    return {finding.question: finding.told for finding in check_kafka(settings) if finding.state is State.FAILED}
+
+
+def with_login(settings: Settings, address: str, password: str) -> Settings:
+    security = Security(protocol="sasl_plaintext", mechanism="PLAIN", username="alice", password=SecretStr(password))
+    kafka = settings.kafka.model_copy(update={"bootstrap_servers": address, "security": security})
+    return settings.model_copy(update={"kafka": kafka})
+
+
+def test_a_right_password_lets_check_and_client_in(settings: Settings, listeners: tuple[str, str]) -> None:
+    known = with_login(settings, listeners[1], PASSWORD)
+    answers = next(finding for finding in check_kafka(known) if finding.question == "Kafka answers")
+    assert answers.told == "1 brokers, sasl_plaintext as alice"
+    with Client(known.kafka) as client, pytest.raises(InferenceTimeoutError, match="acknowledged after"):
+        client.infer({"x": [1]}, timeout=2)
+
+
+def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settings, listeners: tuple[str, str]) -> None:
+    wrong = with_login(settings, listeners[1], "guess-guess")
+    findings = list(check_kafka(wrong))
+    login = next(finding for finding in findings if finding.question == "Kafka login")
+    assert login.state is State.FAILED
+    assert "Authentication failed" in login.told
+    assert exit_code(findings) == 78
+    with pytest.raises(KafkaUnavailableError, match=r"Kafka refuses at .*Authentication failed") as caught:
+        Client(wrong.kafka, connect_timeout=60).open()
+    assert "guess-guess" not in str(findings) + str(caught.value)
+
+
+def test_a_plain_client_at_a_protected_address_is_told_so(settings: Settings, listeners: tuple[str, str]) -> None:
+    wrong = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"bootstrap_servers": listeners[1]})})
+    with pytest.raises(KafkaUnavailableError, match=r"does not answer at .*closed again at once.*kafka\.security"):
+        Client(wrong.kafka, connect_timeout=3).open()
+
+
+def test_check_names_every_right_that_is_missing(gate: Gate, settings: Settings) -> None:
+    kafka = settings.kafka
+    assert failures(settings) == {}
+    gate.admit(settings, None)
+    gate.add("topic", kafka.output_topic, "User:ANONYMOUS", "READ")
+    told = failures(settings)
+    assert told[f"topic {kafka.input_topics[0]}"] == "cannot be seen: TOPIC_AUTHORIZATION_FAILED"
+    assert told[f"topic {kafka.output_topic}"] == "no WRITE right (held: DESCRIBE, READ)"
+    assert f"topic {kafka.dead_letter_topic}" in told
+    assert f"group {kafka.group_id}" in told
+
+
+@pytest.mark.parametrize("role", ["worker", "check"])
+def test_check_is_content_with_the_rights_of_a_worker(gate: Gate, settings: Settings, role: Role) -> None:
+    gate.admit(settings, role)
+    assert failures(settings) == {}
+    sizes = next(finding for finding in check_kafka(settings) if finding.question == "message sizes")
+    assert sizes.state is (State.OK if role == "check" else State.SKIPPED)
+
+
+def test_a_client_needs_two_rights_and_no_more(gate: Gate, settings: Settings) -> None:
+    gate.admit(settings, "client")
+    with Client(settings.kafka) as client, pytest.raises(InferenceTimeoutError, match="acknowledged after"):
+        client.infer({"x": [1]}, timeout=2)
+
+
+def test_a_client_without_a_right_is_told_which_topic_it_lacks(gate: Gate, settings: Settings) -> None:
+    gate.admit(settings, None)
+    gate.add("topic", settings.kafka.input_topics[0], "User:ANONYMOUS", "WRITE")
+    with pytest.raises(ForebayError, match=f"topic {settings.kafka.output_topic} cannot be read: .*authorization"):
+        Client(settings.kafka).open()
+
+
+def test_a_worker_answers_with_its_four_rights(gate: Gate, settings: Settings, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    kafka = settings.kafka
+    good, bad = build_request({"pixels": [[0.0] * 64]}), build_request({"pixels": [[1.0]]})
+    gate.probe.produce(kafka.input_topics[0], [Send(value, b"id", headers) for value, headers in (good, bad)])
+    gate.admit(settings, "worker")
+    config = tmp_path / "worker.yaml"
+    section = kafka.model_dump(mode="json", exclude_defaults=True)
+    model = {"name": "digits", "factory": "examples.digits.model:Digits"}
+    config.write_text(json.dumps({"kafka": section, "model": model, "ops": {"port": 0}}))
+    command = [sys.executable, "-m", "forebay", "run", "--until-end", "-c", str(config), "-b", gate.servers]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    gate.open_to_all()
+    assert len(gate.probe.read_all(kafka.output_topic)) == 2
+    assert len(gate.probe.read_all(kafka.dead_letter_topic)) == 1
+
+
+def test_the_command_prints_the_rights_that_these_tests_grant(settings: Settings, tmp_path: Path) -> None:
+    config = tmp_path / "worker.yaml"
+    config.write_text(json.dumps({"kafka": settings.kafka.model_dump(mode="json", exclude_defaults=True)}))
+    result = CliRunner().invoke(app, ["acls", "--json", "--principal", "ANONYMOUS", "--config", str(config)])
+    told = json.loads(result.stdout)
+    assert told["principal"] == "User:ANONYMOUS"
+    found = {(right["resource"], right["name"], right["operation"]) for right in told["rights"]}
+    assert found == {(right.resource, right.name, right.operation) for right in rights_of("worker", settings)}

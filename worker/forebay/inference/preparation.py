@@ -1,0 +1,115 @@
+"""Preparation: each request of a batch through the model's own `prepare`, then collated, padded where that is allowed.
+
+Runs in the replica and imports torch. What `prepare` raises is one request's error; the others go on.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from forebay.inference.declared import TORCH, check_shape
+from forebay.inference.devices import Device
+from forebay.inference.messages import Run
+from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
+from forebay.inference.staging import split_elements
+
+Inputs = dict[str, Any]
+
+
+class Preparation:
+    """Prepares the requests of one replica."""
+
+    def __init__(self, model: Model, device: Device, memory: mmap.mmap) -> None:
+        self._model = model
+        self._device = device
+        self._memory = memory
+        self._specs = list(model.inputs)
+        self._fed = list(model.prepared)
+
+    def run(
+        self, job: Run, base: int, rows: list[int], failed: Callable[[int, Exception], None]
+    ) -> list[tuple[list[int], Inputs]]:
+        """Prepare every request of the batch whose slot starts at `base`.
+
+        Returns the requests that may share a batch, by index, with their inputs on the device. `failed` is told the
+        index and the error of a request that `prepare` refused.
+        """
+        made: dict[Any, list[tuple[int, Inputs]]] = {}
+        for index, inputs in enumerate(self._requests(job, base)):
+            try:
+                prepared = self._prepare(inputs, rows[index])
+            except Exception as error:
+                failed(index, error)
+                continue
+            made.setdefault(_lane(self._fed, prepared), []).append((index, prepared))
+        groups: list[tuple[list[int], Inputs]] = []
+        for members in made.values():
+            inputs = {
+                spec.name: self._collated(spec, [prepared[spec.name] for _, prepared in members]) for spec in self._fed
+            }
+            groups.append(([index for index, _ in members], inputs))
+        return groups
+
+    def _requests(self, job: Run, base: int) -> list[Inputs]:
+        """Take a batch apart into the inputs of each request, on the CPU."""
+        requests: list[Inputs] = [{} for _ in range(job.requests)]
+        for index, (spec, place) in enumerate(zip(self._specs, job.inputs, strict=True)):
+            offset = base + place.offset
+            elements = split_elements(self._memory[offset : offset + place.size]) if spec.datatype == "BYTES" else []
+            taken = 0
+            for inputs, shapes in zip(requests, job.shapes, strict=True):
+                dims = shapes[index]
+                count = prod(dims)
+                if spec.datatype == "BYTES":
+                    inputs[spec.name] = elements[taken : taken + count]
+                else:
+                    at = offset + taken * DATATYPE_BYTES[spec.datatype]
+                    dtype = TORCH[spec.datatype]
+                    inputs[spec.name] = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at).view(dims)
+                taken += count
+        return requests
+
+    def _prepare(self, inputs: Inputs, rows: int) -> Inputs:
+        prepare: Any = getattr(self._model, "prepare")  # noqa: B009
+        returned = prepare(**inputs)
+        if not isinstance(returned, Mapping):
+            if len(self._fed) != 1:
+                raise ValueError(f"prepare() must return a dict with {[spec.name for spec in self._fed]}")
+            returned = {self._fed[0].name: returned}
+        prepared: Inputs = {}
+        for spec in self._fed:
+            if spec.name not in returned:
+                raise ValueError(f"prepare() returned no {spec.name!r}")
+            value = returned[spec.name]
+            if spec.datatype != "BYTES":
+                value = torch.as_tensor(value)
+                check_shape("prepare()", spec, tuple(value.shape), rows)
+                value = value.to(TORCH[spec.datatype])
+            prepared[spec.name] = value
+        return prepared
+
+    def _collated(self, spec: TensorSpec, values: list[Any]) -> Any:
+        if spec.datatype == "BYTES":
+            return [element for value in values for element in value]
+        if len({tuple(value.shape[1:]) for value in values}) == 1:
+            return self._device.to_device(values[0] if len(values) == 1 else torch.cat(values))
+        dims = [max(sizes) for sizes in zip(*[value.shape[1:] for value in values], strict=True)]
+        joined = torch.full((sum(len(value) for value in values), *dims), spec.pad or 0, dtype=TORCH[spec.datatype])
+        row = 0
+        for value in values:
+            joined[(slice(row, row + len(value)), *[slice(0, dim) for dim in value.shape[1:]])] = value
+            row += len(value)
+        return self._device.to_device(joined)
+
+
+def _lane(specs: Sequence[TensorSpec], prepared: Inputs) -> Any:
+    """Prepared requests share a batch where their shapes agree in every dimension that may not be padded."""
+    return tuple(
+        None if spec.datatype == "BYTES" or spec.pad is not None else tuple(prepared[spec.name].shape[1:])
+        for spec in specs
+    )
