@@ -56,10 +56,9 @@ class Responder:
         self._thread.join(20)
 
     def _run(self) -> None:
-        consumer = Consumer(
-            {"bootstrap.servers": self._servers, "group.id": f"{self._topic}-echo", "auto.offset.reset": "earliest"}
-        )
-        producer = Producer({"bootstrap.servers": self._servers, "linger.ms": 0})
+        quiet = {"bootstrap.servers": self._servers, "log_level": 0}
+        consumer = Consumer(quiet | {"group.id": f"{self._topic}-echo", "auto.offset.reset": "earliest"})
+        producer = Producer(quiet | {"linger.ms": 0})
         consumer.subscribe([self._topic])
         while not self._stopping.is_set():
             message = consumer.poll(0.05)

@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.app import app
+from forebay.cli.outcomes import headers_as_json
 from forebay.stream import admin
+from forebay_schemas import DeadLetterHeaders, ErrorResult, InferenceResult, ResultHeaders
 from tests.conftest import Topics
 from tests.integration.responder import Responder
 from tests.kafka_probe import KafkaProbe, Send, eventually
@@ -278,6 +280,31 @@ def test_check_tells_what_is_wrong_with_a_model(served: tuple[Tools, str]) -> No
     told = json.loads(tools.run("check", "--json", *wrong, code=78))
     failed = {finding["question"]: finding for finding in told["findings"] if finding["state"] == "failed"}
     assert "there is no module 'no_such_module'" in failed["model digits"]["told"]
+
+
+def test_what_a_worker_writes_satisfies_the_published_schemas(served: tuple[Tools, str]) -> None:
+    tools, _ = served
+    wrong = ("request", "--inputs", '{"pixels": [[1.0]]}', "--timeout", "120")
+    tools.run(*wrong, "--id", "schema-error", code=1)
+    for encoding in ("json", "binary"):
+        line = digits(1)[0]
+        told = ("request", "-", "--encoding", encoding, "--model", "digits:1", "--timeout", "120")
+        tools.run(*told, "--id", f"schema-{encoding}", stdin=line)
+    probe = KafkaProbe(tools.servers)
+    found = {
+        record.key: record for record in probe.read_all(tools.results) if (record.key or b"").startswith(b"schema")
+    }
+    assert set(found) == {b"schema-error", b"schema-json", b"schema-binary"}
+    for key, record in found.items():
+        headers = ResultHeaders.model_validate(headers_as_json(record.headers) | {"kafka_correlationId": "opaque"})
+        length = int(headers.json_length or len(record.value or b""))
+        model = ErrorResult if headers.status == "error" else InferenceResult
+        body = model.model_validate_json((record.value or b"")[:length])
+        assert body.id == key.decode()
+        assert headers.source.startswith(tools.requests)
+    letters = [record for record in probe.read_all(tools.letters) if record.key == b"schema-error"]
+    shown = DeadLetterHeaders.model_validate(headers_as_json(letters[0].headers))
+    assert (shown.original_topic, shown.error_code) == (tools.requests, "invalid_tensor")
 
 
 def test_top_shows_what_a_worker_does(served: tuple[Tools, str]) -> None:

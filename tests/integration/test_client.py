@@ -22,7 +22,7 @@ from forebay.client import (
 )
 from forebay.errors import ConfigError, KafkaUnavailableError
 from forebay.settings import Kafka
-from tests.conftest import Topics
+from tests.conftest import EmbeddedKafkas, Topics
 from tests.integration.responder import Responder
 from tests.kafka_probe import KafkaProbe, eventually
 
@@ -253,3 +253,18 @@ def test_a_cancelled_request_is_forgotten(section: Kafka) -> None:
 
     with responder(section):
         asyncio.run(use())
+
+
+@pytest.mark.slow
+def test_a_client_goes_on_after_its_broker_was_killed_and_came_back(embedded_kafka: EmbeddedKafkas) -> None:
+    cluster = embedded_kafka()
+    probe = KafkaProbe(cluster.bootstrap_servers)
+    probe.create_topics({"requests": 2, "results": 2})
+    section = Kafka(bootstrap_servers=cluster.bootstrap_servers, input_topics=("requests",), output_topic="results")
+    with responder(section), Client(section, timeout=120) as client:
+        assert client.infer({"x": [1]})["x"].tolist() == [1]
+        cluster.kill()
+        with pytest.raises(InferenceTimeoutError, match="the broker has not acknowledged the request"):
+            client.infer({"x": [2]}, timeout=2)
+        cluster.restart()
+        assert client.infer({"x": [3]})["x"].tolist() == [3]

@@ -93,6 +93,15 @@ class WorkerProcess:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    def await_metric(self, name: str, value: float, **labels: str) -> None:
+        """Return once a metric has this value."""
+        eventually(lambda: self.metric(name, **labels) == value, f"{name} {labels or ''} is {value}", 60)
+
+    def await_event(self, name: str) -> dict[str, Any]:
+        """Return the first event of that name once the log has it."""
+        eventually(lambda: self.events(name), f"the log has {name}", 60)
+        return self.events(name)[0]
+
     def text(self) -> str:
         """Return the log as it is."""
         return self.log.read_text(errors="replace")

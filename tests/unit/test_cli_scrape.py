@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from rich.console import Console
 
 from forebay.cli.scrape import Reading, increase, mean, overview, parse, quantile, rate, scrape
-from forebay.cli.top import render
+from forebay.cli.top import _compact, render
 from forebay.errors import UsageError
 from forebay.metrics import Metrics
 
@@ -98,16 +98,25 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
 def test_the_view_names_workers_that_do_not_answer() -> None:
     views = [overview(*busy_second()), {"url": "gone:1", "error": "Connection refused"}, overview(*busy_second())]
     out = io.StringIO()
-    Console(file=out, width=100).print(render(views))
+    Console(file=out, width=80).print(render(views))
     text = out.getvalue()
     assert "gone:1" in text
     assert "Connection refused" in text
     assert "2 workers" in text
     assert "cuts: full_rows 80%, idle 20%" in text
     assert "errors: model_error 10" in text
+    assert "…" not in text
 
 
 def test_an_address_where_nothing_listens_is_a_reading_with_its_reason() -> None:
     assert "refused" in (scrape("127.0.0.1:1").error or "")
     with pytest.raises(UsageError, match="http address"):
         scrape("file:///etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (3.25, "3.2"), (64, "64"), (999.6, "1000"), (9_999, "9999"), (12_345, "12.3k"), (1_234_567, "1.2M")],
+)
+def test_numbers_stay_short(value: float, shown: str) -> None:
+    assert _compact(value) == shown

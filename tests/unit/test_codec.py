@@ -486,8 +486,12 @@ DOCUMENTS = st.recursive(
 HEADER_NAMES = ["content-type", "x-request-id", "inference-header-content-length", "model", "model-version", "baggage",
                 "timeout-ms", "deadline-ms", "priority", "kafka_replyTopic", "kafka_replyPartition", "ce_x",
                 "forebay-unreadable"]  # fmt: skip
-HEADER_VALUES = st.none() | st.binary(max_size=6) | st.sampled_from(
-    [b"application/json", b"application/octet-stream", b"own", b"model", b"other", b"12", b"40", b"\0\0\0\1"]
+HEADER_VALUES = (
+    st.none()
+    | st.binary(max_size=6)
+    | st.sampled_from(
+        [b"application/json", b"application/octet-stream", b"own", b"model", b"other", b"12", b"40", b"\0\0\0\1"]
+    )
 )
 
 

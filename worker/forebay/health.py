@@ -58,7 +58,7 @@ class Health:
 
     def started(self) -> dict[str, str]:
         """Return what the start still waits for; empty once the group was joined."""
-        return {"phase": "the worker is starting"} if self.phase == "starting" else {}
+        return {"phase": f"the worker is {self.phase}"} if self.phase in ("starting", "joining the group") else {}
 
     def model_ready(self, name: str) -> dict[str, str] | None:
         """Return why a model is not ready; None where there is no such model."""

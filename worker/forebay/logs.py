@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -21,7 +22,8 @@ def configure(ops: Ops) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    colours = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    renderer: Any = structlog.dev.ConsoleRenderer(colors=colours) if console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[ops.log_level]),

@@ -20,6 +20,7 @@ from forebay.stream.outbox import Outgoing
 
 _GAUGES_EVERY = 0.5
 _SAME_EVENT_EVERY = 10.0
+_UNASSIGNED_AFTER = 10.0
 _log = logger("worker")
 
 
@@ -42,6 +43,7 @@ class Observer:
         self._gauges_at = 0.0
         self._now = 0.0
         self._told: dict[str, float] = {}
+        self._joining_since: float | None = None
 
     def turn(self, now: float, batchers: Iterable[Batcher], outbox: Outgoing) -> None:
         """Note that the loop came round; refresh the gauges now and then."""
@@ -49,10 +51,18 @@ class Observer:
         self._health.beat(now)
         if now - self._gauges_at >= _GAUGES_EVERY:
             self._gauges_at = now
+            self._joined_by_now(now)
             self._refresh(sum(batcher.requests for batcher in batchers), outbox)
 
+    def _joined_by_now(self, now: float) -> None:
+        """Call a member without partitions ready after a while: with the consumer protocol nothing tells it so."""
+        if self._health.phase == "joining the group":
+            self._joining_since = self._joining_since or now
+            if now - self._joining_since > _UNASSIGNED_AFTER and "kafka" not in self._health.troubles:
+                self._health.phase = "serving"
+
     def serving(self) -> None:
-        """Note that the group was joined."""
+        """Note that the group is being joined."""
         for name in self._pool.signatures:
             self._health.models[name] = True
         _log.info("serving", models=[f"{s.model}:{s.version}" for s in self._pool.signatures.values()])

@@ -93,7 +93,7 @@ class Worker:
         served = [self._pool.signatures[model.name] for model in self._settings.served]
         self._start_rooms(served)
         self._consumer.start(self)
-        self._health.phase = "serving"
+        self._health.phase = "joining the group"
         self._observer.serving()
 
     def _start_rooms(self, served: list[Signature]) -> None:
@@ -111,8 +111,7 @@ class Worker:
         received = self._receive(now)
         now = self._clock()
         self._dispatch(now)
-        busy = self._pool.in_flight > 0
-        self._collect(now, BUSY_WAIT if busy and not received else 0.0)
+        self._collect(now, BUSY_WAIT if self._pool.in_flight and not received else 0.0)
         self._settle(self._clock())
         self._observer.turn(now, self._batchers.values(), self._outbox)
 
@@ -132,8 +131,7 @@ class Worker:
         if self._custody.bytes >= batch.max_queue_bytes:
             return 0
         waiting = sum(batcher.requests for batcher in self._batchers.values()) + self._pool.in_flight
-        unacknowledged = self._outbox.unacknowledged
-        if unacknowledged > 8 * batch.queue_size + 10_000:
+        if self._outbox.unacknowledged > 8 * batch.queue_size + 10_000:
             return 0
         return batch.queue_size - waiting
 
@@ -225,7 +223,9 @@ class Worker:
         self._observer.rebalanced("rewound", partitions)
 
     def assigned(self, partitions: list[Partition]) -> None:
-        """Open the ledgers of new partitions."""
+        """Open the ledgers of new partitions; a member that gets none is as ready as the others."""
+        if not self._stopping:
+            self._health.phase = "serving"
         self._offsets.assigned(partitions)
         self._observer.rebalanced("assigned", partitions)
 
@@ -256,9 +256,7 @@ class Worker:
         self._custody.forget(partitions, self._outbox)
 
     def _abandon(self, partitions: set[Partition], *, keep_overtaken: bool = False) -> None:
-        gone = self._custody.abandon(
-            partitions, self._batchers.values(), self._pool, keep_overtaken=keep_overtaken
-        )
+        gone = self._custody.abandon(partitions, self._batchers.values(), self._pool, keep_overtaken=keep_overtaken)
         self._observer.dropped("revoked", gone)
 
     def _is_idle(self) -> bool:

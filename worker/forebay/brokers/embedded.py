@@ -189,6 +189,7 @@ class EmbeddedKafka:
         try:
             # Whoever listens may be another program that took the port: then our JVM ends, and that ends the wait.
             admin.wait_until_ready(config, len(expected), left, check=lambda: _insist_alive(expected))
+            admin.wake_coordinator(config)
         except _StartFailed:
             raise
         except KafkaUnavailableError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from forebay.settings import Kafka
 READY_SECONDS = 180.0
 DRAIN_SECONDS = 10.0
 HOST = "127.0.0.1"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PASSED_ON = ("FOREBAY_KAFKA__", "FOREBAY_INFERENCE__", "FOREBAY_SECRETS_DIR")
 
 
@@ -110,9 +112,10 @@ class DemoWorker:
         return {reason: count for reason, count in self._metric("forebay_batch_cuts_total", "reason").items() if count}
 
     def last_lines(self, count: int = 15) -> str:
-        """Return the end of its log."""
+        """Return the end of its log, without colours."""
         try:
-            return "\n".join(self._log.read_text(errors="replace").splitlines()[-count:])
+            lines = self._log.read_text(errors="replace").splitlines()[-count:]
+            return "\n".join(_COLOUR.sub("", line) for line in lines)
         except OSError:
             return ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.options import Bootstrap, ConfigFile, SetValues, read_settings
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,10 +88,7 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
                 f"topic {topic} does not exist at {kafka.bootstrap_servers}; create it, for example with "
                 f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic {topic} --partitions 6"
             )
-    limits: dict[str, int] = {}
-    for topic in (kafka.output_topic, kafka.dead_letter_topic):
-        with contextlib.suppress(ForebayError):  # reading a topic's settings is a right that a worker need not have
-            limits[topic] = int(admin.topic_settings(config, topic)["max.message.bytes"])
+    limits = admin.message_limits(config, (kafka.output_topic, kafka.dead_letter_topic))
     if not until_end:
         return limits, None
     ends = admin.end_offsets(config, kafka.input_topics)

@@ -91,7 +91,7 @@ def render(views: list[dict[str, Any]]) -> RenderableType:
     notes: list[Text] = []
     for view in views:
         if view.get("error"):
-            table.add_row(Text(view["url"]), Text(str(view["error"]), "red"))
+            notes.append(Text(f"{view['url']}: {view['error']}", "red"))
             continue
         table.add_row(*_row(view))
         notes += _notes(view, named=len(views) > 1)
@@ -104,16 +104,16 @@ def render(views: list[dict[str, Any]]) -> RenderableType:
 def _row(view: dict[str, Any]) -> list[str]:
     return [
         view["url"],
-        f"{view['requests_per_second']:,.0f}",
-        f"{view['errors_per_second']:,.1f}",
+        _compact(view["requests_per_second"]),
+        _compact(view["errors_per_second"]),
         _shown(view["p50_ms"]),
         _shown(view["p99_ms"]),
         _shown(view["batch_size"]),
-        f"{view['queue_requests']:,.0f}{' ⏸' if view['paused'] else ''}",
-        f"{view['in_flight']:,.0f}",
-        f"{view['lag']:,.0f}",
+        _compact(view["queue_requests"]) + ("⏸" if view["paused"] else ""),
+        _compact(view["in_flight"]),
+        _compact(view["lag"]),
         f"{view['replicas_ready']:.0f}",
-        f"{(view['resident_bytes'] + view['replica_memory_bytes'].get('resident', 0)) / 2**20:,.0f}",
+        _compact((view["resident_bytes"] + view["replica_memory_bytes"].get("resident", 0)) / 2**20),
     ]
 
 
@@ -159,4 +159,12 @@ def _notes(view: dict[str, Any], *, named: bool) -> list[Any]:
 
 
 def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f}"
+    return "–" if value is None else _compact(value)
+
+
+def _compact(value: float) -> str:
+    """Show three or four digits: a row must fit a terminal of 80 columns."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 10 * size or (unit != "k" and value >= size):
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"

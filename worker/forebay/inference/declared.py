@@ -40,22 +40,32 @@ def check_shape(who: str, spec: TensorSpec, shape: tuple[int, ...], rows: int) -
         raise ContractError(f"{who} gave {spec.name} {shape[0]} rows for {rows} rows")
 
 
+def check_elements(who: str, spec: TensorSpec, value: Any, rows: int) -> None:
+    """Check that a BYTES tensor is a list with one element per row."""
+    if not isinstance(value, list | tuple):
+        raise ContractError(f"{who} gave {spec.name} a {type(value).__name__}; BYTES is a list, one element per row")
+    if len(value) != rows:
+        raise ContractError(
+            f"{who} gave {spec.name} {len(value)} elements for {rows} rows; BYTES is a list, one element per row"
+        )
+
+
 def as_declared(spec: TensorSpec, value: Any, rows: int) -> Any:
     """Check one output against its declaration; floating types are converted, others must match."""
     if spec.datatype == "BYTES":
-        if isinstance(value, torch.Tensor) or len(value) != rows:
-            size = "a tensor" if isinstance(value, torch.Tensor) else f"{len(value)} elements"
-            raise ContractError(
-                f"forward() gave {spec.name} {size} for {rows} rows; BYTES is a list, one element per row"
-            )
+        check_elements("forward()", spec, value, rows)
         return [element.encode() if isinstance(element, str) else bytes(element) for element in value]
     if not isinstance(value, torch.Tensor):
         raise ContractError(f"forward() gave {spec.name} a {type(value).__name__}, not a tensor")
     check_shape("forward()", spec, tuple(value.shape), rows)
     wanted = TORCH[spec.datatype]
-    if value.dtype != wanted and value.dtype.is_floating_point != wanted.is_floating_point:
-        raise ContractError(f"forward() gave {spec.name} as {value.dtype}, declared is {spec.datatype}")
-    return value.detach()
+    if value.dtype == wanted:
+        return value.detach()
+    if not (value.dtype.is_floating_point and wanted.is_floating_point):
+        raise ContractError(
+            f"forward() gave {spec.name} as {value.dtype}, declared is {spec.datatype}; convert it with .to({wanted})"
+        )
+    return value.detach().to(wanted)  # before the look for infinity: a narrower type may not hold the number
 
 
 def finite_rows(specs: Sequence[TensorSpec], outputs: list[Any], rows: int) -> list[bool] | None:

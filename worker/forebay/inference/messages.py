@@ -96,7 +96,10 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
 
 
 class Done(msgspec.Struct, array_like=True, tag="done"):
-    """Replica to loop: a batch is finished. A later part replaces an earlier one, a mistake replaces both."""
+    """Replica to loop: a batch is finished. A later part replaces an earlier one, a mistake replaces both.
+
+    `left` are requests whose outputs the slot had no room for, behind those of the others: they must run again.
+    """
 
     number: int
     parts: list[Part]
@@ -106,6 +109,7 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     total_seconds: float
     executions: int
     memory: dict[str, int]
+    left: list[int] = []
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):

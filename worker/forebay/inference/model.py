@@ -81,7 +81,7 @@ class Model:
     def load(self, device: torch.device) -> None:
         """Build the network and move it to `device`."""
 
-    def forward(self, **inputs: Any) -> torch.Tensor | Mapping[str, torch.Tensor] | Any:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
         """Run one batch."""
         raise NotImplementedError(f"{type(self).__name__} must define forward()")
 

@@ -47,6 +47,7 @@ class Pool:
         self._numbers = numbers or count(1)
         self._suspects: deque[Request] = deque()
         self._returned: deque[Batch] = deque()
+        self._poisoned: list[Finished] = []
         self._poller = select.poll()
         self._stillborn = 0
         self.notices: deque[Notice] = deque()
@@ -71,7 +72,8 @@ class Pool:
     def in_flight(self) -> int:
         """Requests that were submitted and have not come back."""
         running = sum(len(batch.requests) for replica in self._replicas for batch, _ in replica.running)
-        return running + len(self._suspects) + sum(len(batch.requests) for batch in self._returned)
+        waiting = [*self._returned, *(finished.batch for finished in self._poisoned)]
+        return running + len(self._suspects) + sum(len(batch.requests) for batch in waiting)
 
     def is_idle(self, model: str) -> bool:
         """Whether a replica of the model has nothing to do."""
@@ -99,7 +101,7 @@ class Pool:
         Raises ModelError where a model cannot start, DeviceLostError where replicas keep dying.
         """
         back: list[Finished] = []
-        if wait > 0 and not any(replica.transport.descriptor() is None for replica in self._replicas):
+        if wait > 0 and not self._poisoned and not any(self._answers_at_once(replica) for replica in self._replicas):
             self._poller.poll(wait * 1000)
         for replica in self._replicas:
             if replica.state is State.DOWN:
@@ -109,7 +111,13 @@ class Pool:
                 self._listen(replica, now, back)
         if self._suspects or self._returned:
             self._run_again(now)
+        if self._poisoned:
+            back += self._poisoned
+            self._poisoned = []
         return back
+
+    def _answers_at_once(self, replica: Replica) -> bool:
+        return replica.state is not State.DOWN and replica.transport.descriptor() is None
 
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Forget the suspects that `unwanted` picks; what a replica is running comes back all the same."""
@@ -140,8 +148,10 @@ class Pool:
     def _submit(self, replica: Replica, batch: Batch, now: float) -> None:
         try:
             replica.submit(batch, now)
-        except OSError as error:
-            self._lost(replica, now, [], str(error))
+        except OSError as error:  # it never got this batch, so nothing is to be held against it
+            replica.running.pop()
+            self._returned.append(batch)
+            self._lost(replica, now, str(error))
 
     def _listen(self, replica: Replica, now: float, back: list[Finished]) -> None:
         try:
@@ -149,17 +159,25 @@ class Pool:
                 if isinstance(message, Done):
                     self._stillborn = 0
                     back.append(finished(replica, message, now))
+                    self._run_left(back[-1].left, now)
                 elif isinstance(message, Ready):
                     self._became_ready(replica, message)
                 elif isinstance(message, Failed):
-                    self._failed(replica, message.message, now, back)
+                    self._failed(replica, message.message, now)
                     return
         except (EOFError, OSError) as error:
-            self._lost(replica, now, back, replica.transport.gone() or str(error) or "it hung up")
+            self._lost(replica, now, replica.transport.gone() or str(error) or "it hung up")
             return
         late = replica.late(now, self._limits.execution_timeout, self._limits.start_timeout)
         if late is not None:
-            self._lost(replica, now, back, late)
+            self._lost(replica, now, late)
+
+    def _run_left(self, requests: list[Request], now: float) -> None:
+        """Let the requests run again whose outputs the slot had no room for."""
+        if requests:
+            rows = sum(request.rows for request in requests)
+            batch = Batch(next(self._numbers), requests[0].model, requests, rows, Reason.ISOLATION, now)
+            self._returned.append(batch)
 
     def _became_ready(self, replica: Replica, ready: Ready) -> None:
         signature = replica.became_ready(ready)
@@ -174,12 +192,12 @@ class Pool:
             fields["notes"] = ready.notes
         self.notices.append(Notice("replica_ready", replica.model, fields))
 
-    def _failed(self, replica: Replica, message: str, now: float, back: list[Finished]) -> None:
+    def _failed(self, replica: Replica, message: str, now: float) -> None:
         if replica.model not in self.signatures:
             raise ModelError(message)
-        self._lost(replica, now, back, message)
+        self._lost(replica, now, message)
 
-    def _lost(self, replica: Replica, now: float, back: list[Finished], why: str) -> None:
+    def _lost(self, replica: Replica, now: float, why: str) -> None:
         """Replace a replica; put its running batch under suspicion and its waiting one back."""
         descriptor = replica.transport.descriptor()
         if descriptor is not None:
@@ -199,18 +217,21 @@ class Pool:
         replica.down(now + min(2.0 ** (self._stillborn - 2), 30.0) if self._stillborn > 1 else now)
         if batches:
             self._returned.extend(batches[1:])
-            self._suspect(batches[0], why, back)
+            self._suspect(batches[0], why)
 
-    def _suspect(self, batch: Batch, why: str, back: list[Finished]) -> None:
-        """Count an attempt against every request of a batch that was running when its replica died."""
+    def _suspect(self, batch: Batch, why: str) -> None:
+        """Count an attempt against every request of a batch that was running when its replica died.
+
+        Only a request that ran alone is poisoned: among several, the others may be innocent.
+        """
         for request in batch.requests:
             request.attempts += 1
-        limit = self._limits.max_attempts
-        poisoned = [request for request in batch.requests if request.attempts >= limit]
-        if poisoned:
-            failure = Failure(Code.POISONED, f"it brought its replica down {limit} times; the last: {why}")
-            back.append(Finished(batch, [], [(request, failure) for request in poisoned]))
-        self._suspects.extend(request for request in batch.requests if request.attempts < limit)
+        first = batch.requests[0]
+        if len(batch.requests) > 1 or first.attempts < self._limits.max_attempts:
+            self._suspects.extend(batch.requests)
+            return
+        failure = Failure(Code.POISONED, f"it brought its replica down {first.attempts} times; the last: {why}")
+        self._poisoned.append(Finished(batch, [], [(first, failure)]))
 
     def _run_again(self, now: float) -> None:
         """Run the requests of a suspect batch one by one, so that a killer takes nobody along twice; then the rest."""

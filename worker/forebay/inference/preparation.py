@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from forebay.inference.declared import TORCH, check_shape
-from forebay.inference.devices import Device
+from forebay.inference.declared import TORCH, check_elements, check_shape
 from forebay.inference.messages import Run
 from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
 from forebay.inference.staging import split_elements
@@ -24,9 +23,8 @@ Inputs = dict[str, Any]
 class Preparation:
     """Prepares the requests of one replica."""
 
-    def __init__(self, model: Model, device: Device, memory: mmap.mmap) -> None:
+    def __init__(self, model: Model, memory: mmap.mmap) -> None:
         self._model = model
-        self._device = device
         self._memory = memory
         self._specs = list(model.inputs)
         self._fed = list(model.prepared)
@@ -36,7 +34,7 @@ class Preparation:
     ) -> list[tuple[list[int], Inputs]]:
         """Prepare every request of the batch whose slot starts at `base`.
 
-        Returns the requests that may share a batch, by index, with their inputs on the device. `failed` is told the
+        Returns the requests that may share a batch, by index, with their inputs on the CPU. `failed` is told the
         index and the error of a request that `prepare` refused.
         """
         made: dict[Any, list[tuple[int, Inputs]]] = {}
@@ -86,7 +84,9 @@ class Preparation:
             if spec.name not in returned:
                 raise ValueError(f"prepare() returned no {spec.name!r}")
             value = returned[spec.name]
-            if spec.datatype != "BYTES":
+            if spec.datatype == "BYTES":
+                check_elements("prepare()", spec, value, rows)
+            else:
                 value = torch.as_tensor(value)
                 check_shape("prepare()", spec, tuple(value.shape), rows)
                 value = value.to(TORCH[spec.datatype])
@@ -97,14 +97,14 @@ class Preparation:
         if spec.datatype == "BYTES":
             return [element for value in values for element in value]
         if len({tuple(value.shape[1:]) for value in values}) == 1:
-            return self._device.to_device(values[0] if len(values) == 1 else torch.cat(values))
+            return values[0] if len(values) == 1 else torch.cat(values)
         dims = [max(sizes) for sizes in zip(*[value.shape[1:] for value in values], strict=True)]
         joined = torch.full((sum(len(value) for value in values), *dims), spec.pad or 0, dtype=TORCH[spec.datatype])
         row = 0
         for value in values:
             joined[(slice(row, row + len(value)), *[slice(0, dim) for dim in value.shape[1:]])] = value
             row += len(value)
-        return self._device.to_device(joined)
+        return joined
 
 
 def _lane(specs: Sequence[TensorSpec], prepared: Inputs) -> Any:

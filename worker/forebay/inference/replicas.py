@@ -29,6 +29,7 @@ class Finished:
     results: list[tuple[list[Request], list[Output]]]
     failures: list[tuple[Request, Failure]]
     timings: Timings = field(default_factory=Timings)
+    left: list[Request] = field(default_factory=list)
 
 
 class Replica:
@@ -134,10 +135,11 @@ def finished(replica: Replica, done: Done, now: float) -> Finished:
     timings = Timings(done.stage_seconds, done.forward_seconds, done.total_seconds, done.executions)
     failed = {mistake.request: Failure(Code(mistake.code), mistake.message) for mistake in done.mistakes}
     failures = [(requests[index], failure) for index, failure in failed.items()]
-    if len(parts) == 1 and not failed:
+    left = [requests[index] for index in done.left]
+    if len(parts) == 1 and not failed and not left:
         return Finished(batch, [(requests, parts[0][1])], failures, timings)
     results: list[tuple[list[Request], list[Output]]] = []
-    missing = set(range(len(requests))) - set(failed)
+    missing = set(range(len(requests))) - set(failed) - set(done.left)
     for part, outputs in reversed(parts):
         begin = 0
         rows = sum(requests[index].rows for index in part.requests)
@@ -149,7 +151,7 @@ def finished(replica: Replica, done: Done, now: float) -> Finished:
             begin = end
     lost = Failure(Code.INTERNAL, "the replica returned nothing for this request")
     failures += [(requests[index], lost) for index in sorted(missing)]
-    return Finished(batch, results, failures, timings)
+    return Finished(batch, results, failures, timings, left)
 
 
 def _slice(output: Output, begin: int, end: int, rows: int) -> Output:

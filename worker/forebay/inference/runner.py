@@ -38,7 +38,7 @@ class _Room(Exception):
 
 
 class _Group:
-    """Requests that run together: their indices in the batch, their rows, and their inputs on the device."""
+    """Requests that run together: their indices in the batch, their rows, and their inputs as they were staged."""
 
     __slots__ = ("inputs", "requests", "rows")
 
@@ -65,7 +65,7 @@ class Runner:
         self._specs = list(model.inputs)
         self._outputs = list(model.outputs)
         self._prepares = bool(model.prepared)
-        self._preparation = Preparation(model, device, memory)
+        self._preparation = Preparation(model, memory)
         self._dtype = _COMPUTED_AS.get(start.precision)
         self._position = 0
         self._base = 0
@@ -147,7 +147,7 @@ class Runner:
         if spec.datatype == "BYTES":
             return split_elements(self._memory[offset : offset + place.size])
         staged = torch.frombuffer(self._memory, dtype=TORCH[spec.datatype], count=prod(place.dims), offset=offset)
-        return self._device.to_device(staged.view(place.dims))
+        return staged.view(place.dims)
 
     def _execute(self, group: _Group) -> None:
         """Run a group; halve it where it fails."""
@@ -160,6 +160,9 @@ class Runner:
             code, message = failure
             if code is Code.RESOURCE_EXHAUSTED:
                 self._device.recover()
+            if code is Code.RESULT_TOO_LARGE and self._done.parts:
+                self._done.left += current.requests  # the others took the room: these run again, without them
+                continue
             count = len(current.requests)
             if count == 1:
                 self._mistake(current.requests[0], code, message)
@@ -170,11 +173,10 @@ class Runner:
         """Run a group once; return why it failed. What it allocated is free again when this returns."""
         rows = sum(group.rows)
         try:
-            outputs = self.forward(group.inputs, rows)
+            outputs = self.forward(self._on_device(group.inputs), rows)
             finite = finite_rows(self._outputs, outputs, rows)
-            if finite is None:
+            if finite is None or len(group.requests) > 1:
                 self._keep(group, outputs)
-                return None
         except Exception as error:
             if is_sticky(error):
                 raise DeviceLost(where(error)) from error
@@ -184,15 +186,26 @@ class Runner:
             elif isinstance(error, _Room):
                 code = Code.RESULT_TOO_LARGE
             return code, str(error) if isinstance(error, ContractError | _Room) else where(error)
+        if finite is None:
+            return None
         if len(group.requests) == 1:
             return Code.NON_FINITE_OUTPUT, "an output has NaN or infinity"
-        self._keep(group, outputs)
         begin = 0
         for position, count in enumerate(group.rows):
             if not all(finite[begin : begin + count]):
                 self._execute(group.cut(position, position + 1))
             begin += count
         return None
+
+    def _on_device(self, inputs: Inputs) -> Inputs:
+        """Copy staged inputs to the device, for every try afresh: the model may have written into the last copy."""
+        began = time.perf_counter()
+        copied = {
+            name: self._device.to_device(value) if isinstance(value, torch.Tensor) else value
+            for name, value in inputs.items()
+        }
+        self._done.stage_seconds += time.perf_counter() - began
+        return copied
 
     def _keep(self, group: _Group, outputs: list[Any]) -> None:
         """Put the outputs of a group into the slot."""

@@ -162,6 +162,28 @@ def committed_offsets(
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
 
+def wake_coordinator(config: Config, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    """Let a new cluster make its offsets topic, which the first group otherwise waits three seconds for."""
+    consumer = Consumer({"log_level": 0, **config, "group.id": "forebay.wake", "enable.auto.commit": False})
+    try:
+        _retrying(lambda left: consumer.committed([TopicPartition("forebay.wake", 0)], timeout=left), timeout_seconds)
+    except KafkaException as error:
+        raise _unavailable(config, error) from error
+    finally:
+        consumer.close()
+
+
+def message_limits(config: Config, topics: Iterable[str], timeout_seconds: float = 5.0) -> dict[str, int]:
+    """Return the largest message in bytes of each topic; empty where this client may not, or cannot, read that."""
+    limits: dict[str, int] = {}
+    for topic in topics:
+        try:
+            limits[topic] = int(topic_settings(config, topic, timeout_seconds)["max.message.bytes"])
+        except (KafkaUnavailableError, KeyError, ValueError):
+            break
+    return limits
+
+
 def topic_settings(config: Config, topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, str]:
     """Return the topic's configuration as the broker applies it."""
     resource = ConfigResource(ResourceType.TOPIC, topic)

@@ -228,7 +228,7 @@ class Consumer:
 
     def _wrapped(self, pick: Callable[[Listener], Callable[[list[Partition]], None]]) -> Callable[..., None]:
         def callback(_: Any, partitions: list[Any]) -> None:
-            if self._listener is None or not partitions:
+            if self._listener is None:
                 return
             if self.paused:
                 self._pause_again = True

@@ -1,0 +1,85 @@
+"""Deaths and endings of the whole worker under load: nothing is lost, and only a death may answer twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from tests.integration.job import Job, ask, ask_binary, check_answers, check_nothing_lost, check_once
+
+SIZES = {"batch__max_batch_size": 16, "model__options": {"seconds": 0.002}}
+
+
+def test_killed_three_times_during_20000_requests_the_worker_loses_nothing(job: Job) -> None:
+    total = 20_000
+    job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total))
+    for kill in (1, 2, 3):
+        worker = job.start(**SIZES)
+        job.await_answered(kill * 4_000)
+        worker.kill()
+    worker = job.start(**SIZES)
+
+    outcomes = job.await_settled()
+
+    duplicates = check_nothing_lost(outcomes, map(str, range(total)))
+    check_answers(outcomes)
+    assert duplicates < total / 2, "it commits so seldom that each death repeats thousands"
+    assert job.dead_letters() == []
+    assert worker.stop() == 0
+    assert job.answered() == total + duplicates
+
+
+@pytest.mark.parametrize("ends", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_sigterm_at_random_moments_answers_every_request_once(job: Job, ends: int) -> None:
+    chance = random.Random(11)
+    total = 4_000 * (ends + 1)
+    job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total))
+    for end in range(ends):
+        worker = job.start(**SIZES)
+        job.await_answered(min(job.answered() + chance.randrange(1, 2_500), total - 500 * (ends - end)))
+        assert worker.stop() == 0, worker.text()
+        assert worker.events("drained")
+    worker = job.start(**SIZES)
+
+    outcomes = job.await_settled()
+
+    check_once(outcomes, map(str, range(total)))
+    check_answers(outcomes)
+    assert worker.stop() == 0
+
+
+def test_a_second_sigterm_ends_the_worker_at_once(job: Job) -> None:
+    gate = job.folder / "gate"
+    gate.touch()
+    worker = job.start(model__options={"gate": str(gate)})
+    job.send(ask(n) for n in range(10))
+    worker.await_metric("forebay_in_flight_requests", 10)
+    worker.signal(signal.SIGTERM)
+    worker.await_event("draining")
+    assert worker.get("/livez")[0] == 200
+    assert worker.get("/readyz")[1]["reasons"]["phase"] == "the worker is draining"
+    worker.signal(signal.SIGTERM)
+
+    assert worker.wait() == 128 + signal.SIGTERM
+    assert job.answered() == 0
+    assert job.kafka.committed_offsets(job.group, job.requests) == {}
+    gate.unlink()
+    job.run_to_end()
+    check_once(job.outcomes(), map(str, range(10)))
+
+
+def test_a_drain_that_takes_too_long_gives_back_what_is_not_answered(job: Job) -> None:
+    gate = job.folder / "gate"
+    gate.touch()
+    worker = job.start(model__options={"gate": str(gate)}, delivery__drain_timeout_ms=300)
+    job.send(ask(n) for n in range(10))
+    worker.await_metric("forebay_in_flight_requests", 10)
+
+    assert worker.stop() == 0
+    assert worker.events("drain_timeout")[0]["given_back"] == 10
+    assert job.answered() == 0
+    gate.unlink()
+    job.run_to_end()
+    check_once(job.outcomes(), map(str, range(10)))
