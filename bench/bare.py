@@ -1,7 +1,7 @@
 """The loops that Forebay is compared with, each a process of its own: `python bare.py KIND ADDRESS IN OUT COUNT`.
 
 `loop` is what a careful person writes by hand: consume 32, parse, run the model, produce, flush, commit. `copy` has no
-model at all: consume, produce the value, commit. `echo` answers single records as they come.
+model at all: consume, produce the value, see it delivered, commit. `echo` answers single records as they come.
 """
 
 from __future__ import annotations
@@ -52,23 +52,25 @@ def loop(address: str, source: str, target: str, count: int) -> None:
 
 
 def copy(address: str, source: str, target: str, count: int) -> None:
-    """Copy records, committing every 512 of them in the background."""
+    """Copy records, 512 at a time: every delivery is checked, then the offsets are committed."""
     consumer, producer = _clients(address, source)
+    failed: list[ck.KafkaError] = []
+
+    def delivered(error: ck.KafkaError | None, _: ck.Message) -> None:
+        if error is not None:
+            failed.append(error)
+
     done = 0
     while done < count:
         messages = consumer.consume(512, 0.05)
         for message in messages:
-            while True:
-                try:
-                    producer.produce(target, message.value(), message.key())
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        producer.poll(0)
-        done += len(messages)
+            producer.produce(target, message.value(), message.key(), on_delivery=delivered)
+        producer.flush()
+        if failed:
+            raise SystemExit(f"not delivered: {failed[0]}")
         if messages:
-            consumer.commit(asynchronous=True)
-    producer.flush()
+            consumer.commit(asynchronous=False)
+        done += len(messages)
     consumer.close()
 
 

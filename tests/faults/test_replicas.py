@@ -109,7 +109,7 @@ def test_replicas_that_keep_dying_end_the_worker_with_code_75_and_commit_nothing
     job.send(magic(f"bad-{n}", Magic.EXIT) for n in range(5))
     worker = job.launch(inference__max_restarts=1, batch__max_batch_size=1)
 
-    assert worker.wait() == 75
+    assert worker.wait() == 75, worker.text()
     assert "Traceback" not in worker.text()
     last = worker.text().strip().splitlines()[-1]
     assert last.startswith("forebay: replicas died 2 times")

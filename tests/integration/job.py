@@ -23,8 +23,13 @@ from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import KafkaProbe, Read, Send, eventually
 
 Floats = npt.NDArray[np.float32]
-QUICK_SESSION = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300, "topic.metadata.refresh.interval.ms": 1000}
-"""Client properties that let the group notice a death soon."""
+QUICK = {
+    "session.timeout.ms": 3000,
+    "heartbeat.interval.ms": 300,
+    "topic.metadata.refresh.interval.ms": 1000,
+    "topic.metadata.propagation.max.ms": 1000,
+}
+"""Client properties that let the group notice a death soon, and a client a missing topic."""
 
 
 class Job:
@@ -47,7 +52,7 @@ class Job:
             "kafka.output_topic": self.results,
             "kafka.dead_letter_topic": self.dead,
             "kafka.group_id": self.group,
-            "kafka.client": QUICK_SESSION,
+            "kafka.client": QUICK,
             "model.factory": "tests.models:Double",
             **{key.replace("__", "."): value for key, value in changes.items()},
         }

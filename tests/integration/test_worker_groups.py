@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from tests.integration.job import QUICK_SESSION, Job, MakeJob, ask, ask_rows, check_answers, check_nothing_lost, check_once
+from tests.integration.job import QUICK, Job, MakeJob, ask, ask_rows, check_answers, check_nothing_lost, check_once
 from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import KafkaProbe, eventually
 
@@ -121,7 +121,7 @@ def test_a_worker_that_comes_back_from_a_freeze_loses_nothing_and_commits_nothin
 
 
 def test_partitions_that_are_added_while_it_runs_are_consumed(job: Job) -> None:
-    worker = job.start(kafka__client={**QUICK_SESSION, "topic.metadata.refresh.interval.ms": 500})
+    worker = job.start(kafka__client={**QUICK, "topic.metadata.refresh.interval.ms": 500})
     job.send(ask(n) for n in range(30))
     job.await_answered(30)
     admin = AdminClient(job.kafka.config)

@@ -97,6 +97,14 @@ class WorkerProcess:
         """Return once a metric has this value."""
         eventually(lambda: self.metric(name, **labels) == value, f"{name} {labels or ''} is {value}", 60)
 
+    def await_held(self, count: int) -> None:
+        """Return once this many requests wait or run."""
+
+        def held() -> float:
+            return self.metric("forebay_queue_requests") + self.metric("forebay_in_flight_requests")
+
+        eventually(lambda: held() == count, f"{count} requests wait or run", 60)
+
     def await_event(self, name: str) -> dict[str, Any]:
         """Return the first event of that name once the log has it."""
         eventually(lambda: self.events(name), f"the log has {name}", 60)

@@ -80,6 +80,7 @@ class FakeReplica:
     def finish(self, **changes: Any) -> None:
         """Answer the oldest job: no outputs for anybody unless `parts` says so, and an error for everybody else."""
         job = self.jobs.popleft()
-        mistakes = [Mistake(index, "model_error", "done") for index in range(job.requests)]
+        left = set(changes.get("left", ()))
+        mistakes = [Mistake(index, "model_error", "done") for index in range(job.requests) if index not in left]
         told: dict[str, Any] = {"parts": [], "mistakes": mistakes, **changes}
         self.say(Done(job.number, told["parts"], told["mistakes"], 0.0, 0.0, 0.001, 1, {}, told.get("left", [])))

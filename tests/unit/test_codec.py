@@ -509,7 +509,7 @@ VALUES = st.none() | st.binary(max_size=60) | near_requests() | DOCUMENTS.map(la
 FUZZED = decoder(max_request_bytes=2_000)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     value=VALUES,
     raw=st.binary(max_size=20),

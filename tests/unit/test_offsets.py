@@ -16,7 +16,8 @@ P0, P1 = Partition("requests", 0), Partition("requests", 1)
 
 def opened(offsets: Offsets, *numbers: int, partition: int = 0) -> list[Record]:
     found = [record(offset=number, partition=partition) for number in numbers]
-    assert all([offsets.opened(one) for one in found])
+    for one in found:
+        assert offsets.opened(one)
     return found
 
 

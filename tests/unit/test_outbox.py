@@ -140,7 +140,9 @@ def test_a_reply_goes_to_the_partition_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [E.REQUEST_TIMED_OUT, E.UNKNOWN_TOPIC_OR_PART, E.TOPIC_AUTHORIZATION_FAILED, E.NOT_ENOUGH_REPLICAS, E._ALL_BROKERS_DOWN]
+    "code",
+    [E.REQUEST_TIMED_OUT, E.UNKNOWN_TOPIC_OR_PART, E.TOPIC_AUTHORIZATION_FAILED, E.NOT_ENOUGH_REPLICAS,
+     E._ALL_BROKERS_DOWN],
 )  # fmt: skip
 def test_what_fails_for_want_of_a_broker_or_a_right_is_sent_again_until_it_is_taken(code: int) -> None:
     scene, one = Scene(), result()

@@ -1,4 +1,4 @@
-"""Result values: the rows of a batch's outputs in either encoding, as a reader that shares no line with it sees them."""
+"""Result values: the rows of a batch's outputs in either encoding, as a reader that shares no line with it sees."""
 
 from __future__ import annotations
 

@@ -26,13 +26,16 @@ class Custody:
         self.bytes = 0
         self.requests = 0
         self._sequencer = Sequencer(order_of_results)
+        self._in_order = order_of_results != "none"
 
     def take(self, record: Record) -> bool:
         """Take a record that was read; False where its partition is not assigned."""
         if not self.offsets.opened(record):
             return False
-        self._sequencer.opened(record)
-        self.bytes += len(record.value or b"")
+        if self._in_order:
+            self._sequencer.opened(record)
+        if record.value:
+            self.bytes += len(record.value)
         self.requests += 1
         return True
 
@@ -46,13 +49,31 @@ class Custody:
         if not self.offsets.holds(outcome.record):
             self.give_back(outcome.record)
             return []
-        return self._sequencer.release(outcome)
+        return self._sequencer.release(outcome) if self._in_order else [outcome]
 
-    def close(self, outcomes: Iterable[Outcome]) -> None:
-        """Close the positions of acknowledged outcomes."""
+    def release_all(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """Do the same for all outcomes of a batch."""
+        if self._in_order:
+            return [leaving for outcome in outcomes for leaving in self.release(outcome)]
+        leaving = []
         for outcome in outcomes:
-            self.offsets.closed(outcome.record)
-            self.give_back(outcome.record)
+            if self.offsets.holds(outcome.record):
+                leaving.append(outcome)
+            else:
+                self.give_back(outcome.record)
+        return leaving
+
+    def close(self, outcomes: Collection[Outcome]) -> None:
+        """Close the positions of acknowledged outcomes."""
+        closed = self.offsets.closed
+        size = 0
+        for outcome in outcomes:
+            record = outcome.record
+            closed(record)
+            if record.value:
+                size += len(record.value)
+        self.bytes -= size
+        self.requests -= len(outcomes)
 
     def abandon(
         self, partitions: set[Partition], batchers: Collection[Batcher], pool: Pool, *, keep_overtaken: bool = False

@@ -50,10 +50,13 @@ class Health:
 
     def ready(self) -> dict[str, str]:
         """Return why requests are not being served; empty if they are."""
+        missing = {f"model {name}": "no replica is ready" for name, ok in list(self.models.items()) if not ok}
+        return self._worker_ready() | missing
+
+    def _worker_ready(self) -> dict[str, str]:
         reasons = self.live() | dict(self.troubles)
         if self.phase != "serving":
             reasons["phase"] = f"the worker is {self.phase}"
-        reasons |= {f"model {name}": "no replica is ready" for name, ok in list(self.models.items()) if not ok}
         return reasons
 
     def started(self) -> dict[str, str]:
@@ -64,7 +67,8 @@ class Health:
         """Return why a model is not ready; None where there is no such model."""
         if name not in self.models:
             return None
-        return self.ready()
+        missing = {} if self.models[name] else {f"model {name}": "no replica is ready"}
+        return self._worker_ready() | missing
 
 
 class OpsServer:

@@ -121,20 +121,20 @@ class Observer:
 
     def closed(self, outcomes: list[Outcome], now: float) -> None:
         """Count outcomes whose acknowledgement came."""
-        counts: dict[tuple[str, str], int] = {}
-        times: dict[str, list[float]] = {}
+        results: dict[str, list[float]] = {}
         for outcome in outcomes:
-            failure = outcome.failure
-            key = (
-                outcome.model if failure is None or outcome.model in self._health.models else "unknown",
-                "ok" if failure is None else failure.code.value,
-            )
-            counts[key] = counts.get(key, 0) + 1
-            times.setdefault(key[0], []).append(now - outcome.arrived)
-        for (model, result), number in counts.items():
-            self._metrics.requests.labels(model, result).inc(number)
-        for model, values in times.items():
-            self._metrics.request_duration.observe(model, values)
+            if outcome.failure is None:
+                found = results.get(outcome.model)
+                if found is None:
+                    found = results[outcome.model] = []
+                found.append(now - outcome.arrived)
+            else:
+                model = outcome.model if outcome.model in self._health.models else "unknown"
+                self._metrics.requests.labels(model, outcome.failure.code.value).inc()
+                self._metrics.request_duration.observe(model, [now - outcome.arrived])
+        for model, durations in results.items():
+            self._metrics.requests.labels(model, "ok").inc(len(durations))
+            self._metrics.request_duration.observe(model, durations)
 
     def committed(self, marks: dict[Partition, int], failed: dict[Partition, str]) -> None:
         """Count the answer to a commit."""

@@ -6,12 +6,13 @@ Edge code: pydantic is welcome here and nowhere on the hot path. A room gets its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 
@@ -92,6 +93,18 @@ class Kafka(Section):
             if getattr(self, name) in self.input_topics:
                 raise ValueError(f"{name} is also an input topic: the worker would feed itself for ever")
         return self
+
+    @field_validator("reply_topics")
+    @classmethod
+    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"{pattern!r} is not a regular expression ({error}); for all topics write .*"
+                ) from error
+        return patterns
 
 
 class Delivery(Section):

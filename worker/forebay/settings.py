@@ -152,8 +152,18 @@ def _from_environment() -> dict[str, Any]:
     try:
         values = source()
     except ValueError as error:
-        raise ConfigError(f"an environment variable cannot be read: {error}") from error
+        broken = ", ".join(name for name in _ours() if not _is_readable(source, name))
+        raise ConfigError(f"{broken or 'an environment variable'} cannot be read: it must be valid JSON") from error
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _is_readable(source: EnvSettingsSource, variable: str) -> bool:
+    source.env_vars = {variable.lower(): os.environ[variable]}
+    try:
+        source()
+    except ValueError:
+        return False
+    return True
 
 
 def _from_secrets() -> dict[str, Any]:

@@ -187,8 +187,8 @@ class Worker:
         began = now = self._clock()
         rows = finished.batch.rows
         for requests, outputs in finished.results:
-            for outcome in self._encoder.results(requests, outputs, rows):
-                self._send(outcome, now)
+            for leaving in self._custody.release_all(self._encoder.results(requests, outputs, rows)):
+                self._outbox.send(leaving, now)
         for request, failure in finished.failures:
             self._send(self._encoder.error(request, failure, rows), now)
         self._observer.finished(finished, self._clock() - began)

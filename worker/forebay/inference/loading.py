@@ -89,7 +89,7 @@ def _make(start: Start) -> Model:
                 f"model.factory: there is no module {error.name!r} (looked in {looked} and sys.path)"
             ) from error
         raise ModelError(f"model.factory: importing {module_name} failed: {where(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that was meant to be run, not imported, may exit
         raise ModelError(f"model.factory: importing {module_name} failed: {where(error)}") from error
     factory: Any = module
     for part in attribute.split("."):

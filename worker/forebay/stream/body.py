@@ -14,7 +14,10 @@ _LONGEST_TIMEOUT_US = 10**18
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the JSON part of a binary request says; equal parts need to be read once."""
+    """What the JSON part of a binary request says; equal parts need to be read once.
+
+    `plain_bytes` is the length of a single tensor that is a slice of the value as it stands; -1 where there is more.
+    """
 
     id: str | None
     tensors: tuple[Tensor, ...]
@@ -22,6 +25,7 @@ class Plan:
     wanted: tuple[int, ...] | None
     timeout_us: float | None
     priority: int
+    plain_bytes: int = -1
 
 
 def read_id(found: object) -> str | None:

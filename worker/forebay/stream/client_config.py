@@ -132,6 +132,8 @@ def _user_properties(kafka: Kafka, without: tuple[str, ...] = ()) -> dict[str, A
     for key in kafka.client:
         if key in OWNED:
             raise ConfigError(f"kafka.client: {key} is set by {OWNED[key]}; remove it from kafka.client")
+        if key.endswith("_cb") or key in ("logger", "on_commit", "on_delivery"):
+            raise ConfigError(f"kafka.client: {key} is a Python function, which a setting cannot be; remove it")
         if key in REFUSED or key.startswith(("delivery.report", "builtin.features")):
             why = REFUSED.get(key, "it changes how acknowledgements are counted")
             raise ConfigError(f"kafka.client: {key} may not be changed: {why}; remove it")

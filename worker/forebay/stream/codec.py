@@ -29,6 +29,7 @@ DEFAULT_PRIORITY = 5
 """The level of a request that names none; 1 is the most urgent, 9 the least."""
 
 _PLANS = 1024
+_PLANNED_LENGTH = 4096
 
 
 @dataclass(slots=True)
@@ -62,7 +63,8 @@ class Decoder:
         self._reply_topics = [re.compile(pattern) for pattern in reply_topics]
         self._parser = simdjson.Parser()
         self._shapes = {id(signature): Shape(signature) for signature in signatures}
-        self._plans: dict[tuple[int, bytes], Plan] = {}
+        self._default_shape = self._shapes[id(self._default)]
+        self._plans: dict[Shape, dict[bytes, Plan]] = {shape: {} for shape in self._shapes.values()}
         self._seen_id: str | None = None
 
     def decode(self, record: Record, now: float, now_ms: float) -> Request | Refusal:
@@ -71,10 +73,12 @@ class Decoder:
         `now` is the monotonic clock in seconds, `now_ms` the wall clock in milliseconds since the epoch: together
         they turn a deadline on the wall into one on the worker's clock.
         """
-        envelope = Envelope()
         self._seen_id = None
+        kept = self._headers.kept(record.headers)
+        envelope = Envelope() if kept is None else kept
         try:
-            envelope = self._headers.read(record, envelope)
+            if kept is None:
+                self._headers.read(record, envelope)
             return self._decode(record, envelope, now, now_ms)
         except RequestError as error:
             failure = error.failure
@@ -106,11 +110,10 @@ class Decoder:
             raise RequestError(
                 Code.TOO_LARGE, f"the request has {len(value)} bytes, the limit is {self._limits.max_request_bytes}"
             )
-        signature = self._default
+        shape = self._default_shape
         if envelope.model is not None or envelope.version is not None:
-            signature = self._find_model(envelope)
+            shape = self._shapes[id(self._find_model(envelope))]
         reply = self._reply(envelope) if envelope.reply_topic is not None else None
-        shape = self._shapes[id(signature)]
         if envelope.encoding is Encoding.BINARY:
             plan, content = self._binary(value, envelope, shape)
         else:
@@ -121,8 +124,8 @@ class Decoder:
         layout = plan.layout
         return Request(
             record,
-            self._identify(record, envelope.id, plan.id),
-            signature.model,
+            envelope.id or plan.id or self._identify(record, None, None),
+            shape.model,
             layout.rows,
             content,
             layout.shapes,
@@ -231,20 +234,24 @@ class Decoder:
                 f"inference-header-content-length is {length}, outside the value of {len(value)} bytes",
             )
         head = value[:length]
-        plan = self._plans.get((id(shape), head))
+        plans = self._plans[shape]
+        plan = plans.get(head)
         if plan is None:
-            plan = self._plan(head, shape, envelope)
-            if plan.id is None and len(head) < 4096:
-                if len(self._plans) >= _PLANS:
-                    self._plans.clear()
-                self._plans[id(shape), head] = plan
+            plan = self._plan(head, shape)
+            if plan.id is None and len(head) < _PLANNED_LENGTH:
+                if len(plans) >= _PLANS:
+                    plans.clear()
+                plans[head] = plan
+        if plan.plain_bytes == len(value) - length:
+            return plan, [memoryview(value)[length:]]
         return plan, shape.from_binary(value, length, plan.tensors)
 
-    def _plan(self, head: bytes, shape: Shape, envelope: Envelope) -> Plan:
+    def _plan(self, head: bytes, shape: Shape) -> Plan:
         body = tensors.read_head(head)
         body_id = read_id(body.id)
         self._seen_id = body_id
         parts, layout = shape.from_head(body)
         wanted = shape.wanted(body.outputs) if body.outputs is not None else None
         timeout, priority = read_parameters(body.parameters)
-        return Plan(body_id, parts, layout, wanted, timeout, priority)
+        plain_bytes = parts[0].end if len(parts) == 1 and parts[0].is_plain else -1
+        return Plan(body_id, parts, layout, wanted, timeout, priority, plain_bytes)

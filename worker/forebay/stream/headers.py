@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forebay.errors import RequestError
 from forebay.records import Code, Encoding, Headers, Record
@@ -39,24 +39,19 @@ class HeaderReader:
         self._limits = limits
         self._kept: dict[tuple[tuple[str, bytes | None], ...], Envelope] = {}
 
-    def read(self, record: Record, envelope: Envelope) -> Envelope:
-        """Fill `envelope`, or return one that was read before. Raises RequestError; `envelope` has what came first."""
+    def kept(self, headers: Headers) -> Envelope | None:
+        """Return what equal headers said before."""
+        return self._kept.get(tuple(headers)) if len(headers) <= _KEPT_LENGTH else None
+
+    def read(self, record: Record, envelope: Envelope) -> None:
+        """Fill `envelope`; where it raises RequestError, the envelope has what the other headers say."""
+        self._read(record, envelope)
         headers = record.headers
-        if not headers:
-            return envelope
-        if len(headers) > _KEPT_LENGTH:
-            self._read(record, envelope)
-            return envelope
-        key = tuple(headers)
-        kept = self._kept.get(key)
-        if kept is None:
-            self._read(record, envelope)
-            if envelope.id is not None or envelope.echo or envelope.deadline_ms is not None:
-                return envelope
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            kept = self._kept[key] = replace(envelope)
-        return kept
+        if len(headers) > _KEPT_LENGTH or envelope.id is not None or envelope.echo or envelope.deadline_ms is not None:
+            return
+        if len(self._kept) >= _KEPT:
+            self._kept.clear()
+        self._kept[tuple(headers)] = envelope
 
     def _read(self, record: Record, envelope: Envelope) -> None:
         headers = record.headers

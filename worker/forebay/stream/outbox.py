@@ -106,6 +106,9 @@ class Outbox:
         if not self._retries:
             self.trouble = None
         closed, self.closed = self.closed, []
+        if closed:
+            self._pause = _FIRST_PAUSE
+            self.unacknowledged -= len(closed)
         return closed
 
     def forget(self, partitions: Iterable[Partition]) -> list[Outcome]:
@@ -138,11 +141,12 @@ class Outbox:
             self._refused(outcome, tries, error.args[0])
 
     def _delivered(self, outcome: Outcome, tries: int, error: Any, message: Any) -> None:
-        if error is None:
-            self._pause = _FIRST_PAUSE
-            self._acknowledged(outcome)
-        else:
+        if error is not None:
             self._refused(outcome, tries, error)
+            return
+        outcome.pending -= 1
+        if not outcome.pending:
+            self.closed.append(outcome)
 
     def _refused(self, outcome: Outcome, tries: int, error: Any) -> None:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
@@ -153,9 +157,7 @@ class Outbox:
             error.code() in (ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError._INVALID_ARG)
             and outcome.partition is not None
         ):
-            outcome.partition = (
-                None  # the reply partition does not exist: any partition of the topic is better than none
-            )
+            outcome.partition = None  # there is no such reply partition: any of the topic is better than none
             self._produce(outcome)
         elif error.code() != ck.KafkaError._PURGE_QUEUE:
             # A topic that takes less than a producer's batch refuses whole batches: alone the result may fit.
@@ -204,7 +206,6 @@ class Outbox:
     def _acknowledged(self, outcome: Outcome) -> None:
         outcome.pending -= 1
         if not outcome.pending:
-            self.unacknowledged -= 1
             self.closed.append(outcome)
 
     def _again(self, call: Callable[[], None], trouble: str, pause: float | None = None) -> None:

@@ -32,17 +32,16 @@ class Encoder:
         `batch_size` is the number of rows that ran together. A row that cannot be encoded becomes an error.
         """
         signature = self._signatures[requests[0].model]
-        rows = Rows(signature, outputs, batch_size)
+        encode = Rows(signature, outputs, batch_size).encode
+        outcome = self._outcome
         made: list[Outcome] = []
         start = 0
         for request in requests:
             end = start + request.rows
             try:
-                value, headers = rows.encode(request, start, end)
+                made.append(outcome(request, *encode(request, start, end)))
             except RequestError as error:
                 made.append(self.error(request, error.failure, batch_size))
-            else:
-                made.append(self._outcome(request, value, headers))
             start = end
         return made
 
@@ -97,7 +96,7 @@ class Encoder:
 
     def _outcome(self, request: Request | Refusal, value: bytes, headers: Headers) -> Outcome:
         record = request.record
-        headers.append(("source", b"%b/%d/%d" % (record.topic.encode(), record.partition, record.offset)))
+        headers.append(("source", f"{record.topic}/{record.partition}/{record.offset}".encode()))
         if request.echo:
             headers += request.echo
         reply = request.reply

@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -28,6 +29,7 @@ _NUMPY = {
 }
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _dumps = orjson.dumps
+_quoted = msgspec.json.Encoder().encode
 
 Wanted = tuple[int, ...] | None
 
@@ -52,7 +54,8 @@ class Rows:
             for spec, output in zip(signature.outputs, outputs, strict=True)
         ]
         self._arrays: list[np.ndarray[Any, Any] | None] = [None] * len(outputs)
-        self._frames: dict[tuple[int, Wanted], _Frame | None] = {}
+        self._last_key: tuple[int, Wanted] | None = None
+        self._last: _Frame | None = None
         names = {"model_name": signature.model, "model_version": signature.version}
         self._start = _dumps(names)[:-1] + b',"id":'
         common: Headers = [
@@ -71,7 +74,7 @@ class Rows:
         """
         if request.encoding is Encoding.BINARY:
             return self._encode_binary(request, start, end)
-        parts = [self._start, _dumps(request.id), b',"outputs":[']
+        parts = [self._start, _quoted(request.id), b',"outputs":[']
         for index in request.wanted or range(len(self._outputs)):
             spec, dims = self._specs[index], self._outputs[index].dims
             parts += (_described(spec.name, spec.datatype, end - start, dims), self._as_json(index, start, end), b"},")
@@ -80,8 +83,8 @@ class Rows:
 
     def _encode_binary(self, request: Request, start: int, end: int) -> tuple[bytes, Headers]:
         key = (end - start, request.wanted)
-        frame = self._frames[key] if key in self._frames else self._frame(key)
-        name = _dumps(request.id)
+        frame = self._last if key == self._last_key else self._frame(key)
+        name = _quoted(request.id)
         if frame is not None:
             raws = [self._as_binary(index, start, end) for index in frame.indices]
             length, tail = frame.fixed_bytes + len(name), frame.tail
@@ -97,11 +100,11 @@ class Rows:
         """Make the frame of equal requests; None where an output has BYTES, whose length differs row by row."""
         rows, wanted = key
         indices = wanted or range(len(self._outputs))
-        if any(self._specs[index].datatype == "BYTES" for index in indices):
-            self._frames[key] = None
-            return None
-        tail = self._tail(indices, rows, [rows * self._row_bytes[index] for index in indices])
-        frame = self._frames[key] = _Frame(indices, tail, len(self._start) + len(tail))
+        frame: _Frame | None = None
+        if all(self._specs[index].datatype != "BYTES" for index in indices):
+            tail = self._tail(indices, rows, [rows * self._row_bytes[index] for index in indices])
+            frame = _Frame(indices, tail, len(self._start) + len(tail))
+        self._last_key, self._last = key, frame
         return frame
 
     def _tail(self, indices: Sequence[int], rows: int, sizes: Sequence[int]) -> bytes:

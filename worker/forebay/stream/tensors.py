@@ -87,6 +87,11 @@ class Tensor:
     is_bytes: bool
     content: Any = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a slice of the value as it stands."""
+        return self.content is None and not self.is_bytes
+
 
 class Shape:
     """The inputs and outputs of one model, ready to check requests against."""
@@ -95,7 +100,7 @@ class Shape:
         self._inputs = signature.inputs
         self._index = {spec.name: index for index, spec in enumerate(signature.inputs)}
         self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
-        self._model = signature.model
+        self.model = signature.model
         self._prepares = signature.prepares
         self._layouts: dict[tuple[tuple[int, ...], ...], Layout] = {}
         self._has_bytes = any(spec.datatype == "BYTES" for spec in signature.inputs)
@@ -232,7 +237,7 @@ class Shape:
     def _lane(self, shapes: tuple[tuple[int, ...], ...]) -> Hashable:
         """Requests share a lane where their shapes agree in every dimension that may not be padded."""
         if self._prepares:
-            return self._model
+            return self.model
         dims = [
             tuple(
                 -1 if spec.pad is not None and want == -1 else dim
@@ -240,7 +245,7 @@ class Shape:
             )
             for spec, shape in zip(self._inputs, shapes, strict=True)
         ]
-        return (self._model, *dims)
+        return (self.model, *dims)
 
 
 def size_of(content: Sequence[Any]) -> int:
