@@ -40,8 +40,8 @@ def wait_at(gate: Path | None) -> None:
 class Double(Model):
     """Twice the row plus one. `seconds` is how long a batch takes; `shy_above` rows in a batch make it fail."""
 
-    inputs = [TensorSpec("x", "FP32", [-1, 4])]
-    outputs = [TensorSpec("y", "FP32", [-1, 4])]
+    inputs = (TensorSpec("x", "FP32", [-1, 4]),)
+    outputs = (TensorSpec("y", "FP32", [-1, 4]),)
 
     def __init__(self, seconds: float = 0.0, gate: str | None = None, shy_above: int | None = None) -> None:
         self._seconds = seconds
@@ -78,8 +78,8 @@ class Double(Model):
 class Ragged(Model):
     """The sum of each row; rows of unequal length cannot share a batch."""
 
-    inputs = [TensorSpec("x", "FP32", [-1, -1])]
-    outputs = [TensorSpec("sum", "FP32", [-1])]
+    inputs = (TensorSpec("x", "FP32", [-1, -1]),)
+    outputs = (TensorSpec("sum", "FP32", [-1]),)
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
@@ -92,8 +92,8 @@ class Ragged(Model):
 class Wide(Model):
     """The sum of 175,000 bytes: an image's worth of input for hardly any work."""
 
-    inputs = [TensorSpec("image", "UINT8", [-1, WIDE])]
-    outputs = [TensorSpec("sum", "INT64", [-1])]
+    inputs = (TensorSpec("image", "UINT8", [-1, WIDE]),)
+    outputs = (TensorSpec("sum", "INT64", [-1]),)
 
     def __init__(self, gate: str | None = None) -> None:
         self._gate = Path(gate) if gate else None
@@ -107,8 +107,8 @@ class Wide(Model):
 class Growing(Model):
     """As many bytes as the request asks for."""
 
-    inputs = [TensorSpec("size", "INT64", [-1])]
-    outputs = [TensorSpec("blob", "BYTES", [-1])]
+    inputs = (TensorSpec("size", "INT64", [-1]),)
+    outputs = (TensorSpec("blob", "BYTES", [-1]),)
 
     def forward(self, size: torch.Tensor) -> list[bytes]:
         return [bytes(count) for count in size.tolist()]

@@ -73,5 +73,5 @@ def test_a_backlog_of_large_requests_is_held_within_the_queue_limits(job: Job) -
         number = int(outcome.key or b"")
         length = int(outcome.header("inference-header-content-length") or 0)
         assert int.from_bytes((outcome.value or b"")[length:], "little") == number % 251 * WIDE
-    declared = queue + 2 * (8 * MIB)  # the queue, and a slot of inputs for each of two batches
+    declared = queue + 2 * (8 * MIB)  # the queue, and the inputs of the batch that runs and of the next
     assert watch.highest < PARENT + declared, f"the parent has grown to {watch.highest / MIB:.0f} MiB"

@@ -226,7 +226,9 @@ def check_once(outcomes: Iterable[Read], ids: Iterable[str]) -> None:
     found = Counter((outcome.key or b"").decode() for outcome in outcomes)
     expected = set(ids)
     twice = sorted(id for id, number in found.items() if number > 1)
-    assert not expected - found.keys(), f"{len(expected - found.keys())} have no outcome: {_few(expected - found.keys())}"
+    assert not expected - found.keys(), (
+        f"{len(expected - found.keys())} have no outcome: {_few(expected - found.keys())}"
+    )
     assert not found.keys() - expected, f"nobody asked for {_few(found.keys() - expected)}"
     assert not twice, f"{len(twice)} of {len(expected)} have more than one outcome: {_few(twice)}"
 

@@ -1,4 +1,4 @@
-"""The whole worker on real Kafka: `forebay run` as an operator starts it, seen from its topics, its port and its log."""
+"""The whole worker on real Kafka: `forebay run` as an operator starts it, seen from topics, port and log."""
 
 from __future__ import annotations
 
@@ -56,13 +56,17 @@ def test_a_thousand_mixed_requests_have_a_thousand_outcomes(job: Job, kafka: Kaf
     [inbox] = topics("inbox", partitions=2)
     counts = {number: 1 + number % 3 for number in range(980)}
     sends = [
-        ask(number, count, headers=[("kafka_correlationId", b"\x00\xff%d" % number), ("traceparent", b"00-%d" % number)])
+        ask(
+            number, count, headers=[("kafka_correlationId", b"\x00\xff%d" % number), ("traceparent", b"00-%d" % number)]
+        )
         if number % 2
         else ask_binary(number, count, [("correlation_id", b"c%d" % number), ("ce_id", b"e"), ("unrelated", b"u")])
         for number, count in counts.items()
     ]
-    away = [Send(s.value, s.key, [*s.headers, ("kafka_replyTopic", inbox.encode()), ("kafka_replyPartition", b"\0\0\0\1")])
-            for s in sends[:10]]
+    away = [
+        Send(s.value, s.key, [*s.headers, ("kafka_replyTopic", inbox.encode()), ("kafka_replyPartition", b"\0\0\0\1")])
+        for s in sends[:10]
+    ]
     sends[:10] = away
     bad = [malformed(number) for number in range(20)]
     for place, (_, send) in enumerate(bad):
@@ -278,3 +282,27 @@ def test_a_row_larger_than_a_batch_and_rows_beside_it_are_all_answered(job: Job)
     outcomes = job.outcomes()
     check_once(outcomes, ["0", "1", "2", "5"])
     check_answers(outcomes, {0: 3, 1: 50, 2: 8, 5: 2})
+
+
+def test_a_record_that_cannot_be_decompressed_has_an_error_and_is_passed(kafka: KafkaProbe, make_job: MakeJob) -> None:
+    """A few kilobytes that unfold to more than the client takes: it would report them for ever, and read no further."""
+    job = make_job(kafka, partitions=1)
+    job.send([ask(0)])
+    bomb = Send(bytes(120_000_000), b"bomb")
+    kafka.produce(job.requests, [bomb], compression_type="zstd", message_max_bytes=200_000_000)
+    job.send(ask(n) for n in range(2, 8))
+
+    worker = job.start()
+    outcomes = job.await_settled()
+
+    [error] = [outcome for outcome in outcomes if outcome.header("status") == b"error"]
+    assert error.header("source") == f"{job.requests}/0/1".encode()
+    assert error_code(error) == "invalid_payload"
+    assert "unreadable" in json.loads(error.value or b"")["error"]
+    good = [outcome for outcome in outcomes if outcome is not error]
+    check_once(good, ["0", *map(str, range(2, 8))])
+    check_answers(good)
+    [letter] = job.dead_letters()
+    assert int.from_bytes(letter.header("kafka_dlt-original-offset") or b"", "big") == 1
+    assert job.kafka.committed_offsets(job.group, job.requests) == {(job.requests, 0): 8}
+    worker.await_ready()

@@ -105,7 +105,9 @@ def test_a_worker_that_comes_back_from_a_freeze_loses_nothing_and_commits_nothin
     await_shared(frozen, other)
     frozen.signal(signal.SIGSTOP)
     eventually(
-        lambda: other.metric("forebay_partitions_assigned") == 3, "the other worker gets the frozen one's partitions", 60
+        lambda: other.metric("forebay_partitions_assigned") == 3,
+        "the other worker gets the frozen one's partitions",
+        60,
     )
     job.await_answered(job.answered() + 100)
     frozen.signal(signal.SIGCONT)

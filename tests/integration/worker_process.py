@@ -82,7 +82,7 @@ class WorkerProcess:
             return 0, None
         return status, body.decode() if path == "/metrics" else json.loads(body)
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Return a metric's value, summed over its samples that have these labels."""
         status, text = self.get("/metrics")
         assert status == 200, f"/metrics answers {status}"
@@ -93,7 +93,7 @@ class WorkerProcess:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def await_metric(self, name: str, value: float, **labels: str) -> None:
+    def await_metric(self, name: str, value: float, /, **labels: str) -> None:
         """Return once a metric has this value."""
         eventually(lambda: self.metric(name, **labels) == value, f"{name} {labels or ''} is {value}", 60)
 

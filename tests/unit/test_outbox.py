@@ -295,6 +295,28 @@ def test_a_reply_partition_beyond_the_last_gives_another() -> None:
     assert scene.serve_until_closed() == [one]
 
 
+@pytest.mark.parametrize("code", [E.UNKNOWN_TOPIC_OR_PART, E.TOPIC_EXCEPTION, E.TOPIC_AUTHORIZATION_FAILED])
+def test_a_reply_topic_that_takes_nothing_holds_up_nobody(code: int) -> None:
+    """Whoever may send a request could stop its partition with a topic that is allowed and does not exist."""
+    scene, one = Scene(), result(reply=Reply("replies", 0))
+    scene.broker.fail_next("replies", code, times=1_000)
+    scene.send(one)
+    assert scene.serve_until_closed() == [one]
+    (value,) = scene.values("results")
+    assert value["code"] == Code.REPLY_NOT_ALLOWED
+    assert "replies" in value["error"]
+    assert [letter.value for letter in scene.broker.records("dead")] == [one.record.value]
+
+
+def test_an_error_whose_reply_topic_takes_nothing_still_reaches_the_output_topic_once() -> None:
+    asked = request("a")
+    asked.reply = Reply("nowhere", None)
+    scene, one = Scene(), ENCODER.error(asked, Failure(Code.MODEL_ERROR, "why"))
+    scene.send(one)
+    assert scene.serve_until_closed() == [one]
+    assert len(scene.values("results")) == 1
+
+
 # ---------------------------------------------------------------------- the end
 
 

@@ -17,6 +17,9 @@ from forebay.stream.offsets import Offsets
 from forebay.stream.order import Sequencer
 from forebay.stream.outbox import Outgoing
 
+FITS = 1_000_000
+"""What fits while nothing is held: other bounds come first."""
+
 
 class Custody:
     """The records of one worker between reading and settling."""
@@ -43,6 +46,12 @@ class Custody:
         """Count a record out."""
         self.bytes -= len(record.value or b"")
         self.requests -= 1
+
+    def fitting(self, limit: int) -> int:
+        """Return how many more records, as large as those that are held, fit under `limit` bytes; at least one."""
+        if not self.bytes:
+            return FITS
+        return max((limit - self.bytes) * self.requests // self.bytes, 1)
 
     def release(self, outcome: Outcome) -> list[Outcome]:
         """Return the outcomes whose turn has come; none where the partition belongs to somebody else by now."""

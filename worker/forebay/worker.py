@@ -33,6 +33,7 @@ BUSY_WAIT = 0.001
 """Seconds that the loop waits for a replica before it looks at Kafka again."""
 
 _LEAVE_SECONDS = 15.0
+_UNACKNOWLEDGED = 4096
 _log = logger("worker")
 
 
@@ -118,7 +119,8 @@ class Worker:
     def _receive(self, now: float) -> int:
         """Read what there is room for; keep polling when there is none. Returns the number of records."""
         room = self._room()
-        records = self._intake.receive(room, self._wait(now) if room > 0 else 0.0, now)
+        fitting = self._custody.fitting(self._settings.batch.max_queue_bytes)
+        records = self._intake.receive(room, fitting, self._wait(now) if room > 0 else 0.0, now)
         if records:
             self._accept(records)
         for event in self._observer.events():
@@ -131,7 +133,7 @@ class Worker:
         if self._custody.bytes >= batch.max_queue_bytes:
             return 0
         waiting = sum(batcher.requests for batcher in self._batchers.values()) + self._pool.in_flight
-        if self._outbox.unacknowledged > 8 * batch.queue_size + 10_000:
+        if self._outbox.unacknowledged > max(2 * batch.queue_size, _UNACKNOWLEDGED):
             return 0
         return batch.queue_size - waiting
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.options import Bootstrap, ConfigFile, SetValues, read_settings
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, KafkaUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,12 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     consumer_config(kafka, settings.batch)
     producer_config(kafka, settings.delivery)
     config = client_config(kafka)
-    counts = admin.partition_counts(config)
+    try:
+        counts = admin.partition_counts(config)
+    except KafkaUnavailableError as error:
+        raise KafkaUnavailableError(
+            f"no Kafka can be reached at {kafka.bootstrap_servers} ({error}); start it, or set kafka.bootstrap_servers"
+        ) from error
     for topic in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
         if topic not in counts:
             raise ConfigError(

@@ -49,9 +49,12 @@ _PASSING = {
 
 
 def connect(config: Config) -> AdminClient:
-    """Make an admin client that writes nothing to standard error."""
+    """Make an admin client that writes nothing to standard error. Raises ConfigError for an unknown property."""
     quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 500, "error_cb": lambda error: None}
-    return AdminClient(quiet | dict(config))
+    try:
+        return AdminClient(quiet | dict(config))
+    except KafkaException as error:
+        raise ConfigError(f"the Kafka client refuses the settings, see kafka.client: {error.args[0].str()}") from error
 
 
 def wait_until_ready(

@@ -24,8 +24,11 @@ class Intake:
         self._capacity = capacity
         self._full_since: float | None = None
 
-    def receive(self, room: int, wait: float, now: float) -> list[Record]:
-        """Return at most `room` records; waits up to `wait` seconds for the first. Without room it keeps polling."""
+    def receive(self, room: int, fitting: int, wait: float, now: float) -> list[Record]:
+        """Return at most `room` and `fitting` records; waits up to `wait` seconds for the first.
+
+        Without room it keeps polling. `fitting` alone, the estimate of what memory takes, never pauses.
+        """
         consumer = self._consumer
         if room <= 0:
             self._full_since = self._full_since or now
@@ -39,4 +42,4 @@ class Intake:
             if room * 2 < self._capacity:
                 return consumer.receive(1, 0.0)
             consumer.resume()
-        return consumer.receive(min(room, RECEIVE_AT_MOST), wait)
+        return consumer.receive(min(room, fitting, RECEIVE_AT_MOST), wait)

@@ -18,10 +18,16 @@ from typing import Any, Protocol
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
-from forebay.records import Code, Headers, Outcome, Partition
+from forebay.records import Headers, Outcome, Partition
 from forebay.stream.results import Encoder
 
 _TOO_LARGE = {ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE}
+_NO_SUCH_TOPIC = {
+    ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
+    ck.KafkaError._UNKNOWN_TOPIC,
+    ck.KafkaError.TOPIC_EXCEPTION,
+    ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TRIES_TOO_LARGE = 3
 
@@ -63,6 +69,7 @@ class Outbox:
         self._retries: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = count()
         self._pause = _FIRST_PAUSE
+        self._grow_at = 0.0
         self._now = 0.0
         self._fatal: str | None = None
         self.limits: dict[str, int] = {}
@@ -153,6 +160,8 @@ class Outbox:
             self._fatal = error.str()
         elif error.code() in _TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1 and outcome.failure is None:
             self._replace_too_large(outcome, None)
+        elif error.code() in _NO_SUCH_TOPIC and outcome.topic != self._encoder.output_topic:
+            self._turn_back(outcome, error.str())
         elif (
             error.code() in (ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError._INVALID_ARG)
             and outcome.partition is not None
@@ -167,12 +176,25 @@ class Outbox:
         """Put an error in the place of a result that the topic does not take."""
         size = len(outcome.value)
         message = f"the result has {size} bytes, more than {outcome.topic} takes"
-        replaced = self._encoder.too_large(outcome, message + (f" ({limit})" if limit else ""))
-        outcome.value, outcome.headers, outcome.failure = replaced.value, replaced.headers, replaced.failure
+        self._replace(outcome, self._encoder.too_large(outcome, message + (f" ({limit})" if limit else "")))
+
+    def _turn_back(self, outcome: Outcome, why: str) -> None:
+        """Send what a reply topic cannot take to the output topic: a caller named it, it must hold up nobody else."""
+        if outcome.failure is None:
+            self._replace(outcome, self._encoder.turned_back(outcome, why))
+            return
+        outcome.topic, outcome.partition = self._encoder.output_topic, None
+        self._produce(outcome)
+
+    def _replace(self, outcome: Outcome, error: Outcome) -> None:
+        """Send an error in the place of a result, with its dead letter."""
+        assert error.failure is not None
+        outcome.value, outcome.headers, outcome.failure = error.value, error.headers, error.failure
+        outcome.topic, outcome.partition = error.topic, error.partition
         headers = self._encoder.dead_letter(outcome)
         if headers is not None:
             outcome.pending += 1
-            self.dead_letters.append(Code.RESULT_TOO_LARGE)
+            self.dead_letters.append(error.failure.code)
             self._produce_dead_letter(outcome, headers, outcome.record.value)
         self._produce(outcome)
 
@@ -211,7 +233,10 @@ class Outbox:
     def _again(self, call: Callable[[], None], trouble: str, pause: float | None = None) -> None:
         if pause is None:
             self.trouble = trouble
-            pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST_PAUSE)
+            if self._now >= self._grow_at:  # once for all that one answer of a broker has refused
+                self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
+                self._grow_at = self._now + self._pause
+            pause = self._pause
         heapq.heappush(self._retries, (self._now + pause, next(self._sequence), call))
 
     def _on_error(self, error: Any) -> None:

@@ -23,7 +23,7 @@ class Encoder:
 
     def __init__(self, signatures: Sequence[Signature], output_topic: str, group_id: str) -> None:
         self._signatures = {signature.model: signature for signature in signatures}
-        self._output_topic = output_topic
+        self.output_topic = output_topic
         self._group = group_id.encode()
 
     def results(self, requests: Sequence[Request], outputs: Sequence[Output], batch_size: int) -> list[Outcome]:
@@ -75,6 +75,12 @@ class Encoder:
         refusal = Refusal(outcome.record, outcome.id, outcome.model, failure, outcome.arrived, where, outcome.echo)
         return self.error(refusal, failure)
 
+    def turned_back(self, outcome: Outcome, why: str) -> Outcome:
+        """Encode the error that goes to the output topic in place of a result whose reply topic cannot take it."""
+        failure = Failure(Code.REPLY_NOT_ALLOWED, f"the reply topic {outcome.topic!r} cannot be written: {why}")
+        refusal = Refusal(outcome.record, outcome.id, outcome.model, failure, outcome.arrived, None, outcome.echo)
+        return self.error(refusal, failure)
+
     def dead_letter(self, outcome: Outcome) -> Headers | None:
         """Return the headers of the dead letter that goes with an error, or None where none does."""
         failure = outcome.failure
@@ -103,7 +109,7 @@ class Encoder:
         return Outcome(
             record,
             request.id,
-            self._output_topic if reply is None else reply.topic,
+            self.output_topic if reply is None else reply.topic,
             None if reply is None else reply.partition,
             value,
             headers,
