@@ -66,7 +66,7 @@ class MemorySide:
         ]
 
     def committed(self) -> dict[tuple[str, int], int]:
-        return dict(self.broker.committed)
+        return {(topic, number): mark for (topic, number), mark in self.broker.committed.items()}
 
     def consumer(self) -> Member:
         return MemoryConsumer(self.broker, [self.requests])

@@ -13,8 +13,8 @@ from tests.contract.sides import Side
 from tests.kafka_probe import Read
 
 
-def encoder(side: Side) -> Encoder:
-    return Encoder([Signature("double", "1", (), ())], side.results, "group")
+def encoder(side: Side, output_topic: str | None = None) -> Encoder:
+    return Encoder([Signature("double", "1", (), ())], output_topic or side.results, "group")
 
 
 def record(side: Side, number: int) -> Record:
@@ -110,7 +110,7 @@ def test_a_result_that_is_too_large_is_replaced_and_its_neighbours_are_not(side:
 
 
 def test_what_cannot_be_sent_stays_open_and_says_why(side: Side) -> None:
-    outbox = side.outbox(encoder(side))
+    outbox = side.outbox(encoder(side, "no-such-topic"))
     outbox.start()
     outbox.send(result(side, 1, topic="no-such-topic"), 0.0)
     outbox.send(result(side, 2), 0.0)
@@ -123,3 +123,14 @@ def test_what_cannot_be_sent_stays_open_and_says_why(side: Side) -> None:
     assert [outcome.id for outcome in closed] == ["é-2"]
     assert "no-such-topic" in outbox.trouble
     assert outbox.unacknowledged == 1
+
+
+def test_a_reply_topic_that_does_not_exist_turns_the_outcome_back(side: Side) -> None:
+    """A caller named it, so it must hold up nobody: the output topic says that the reply could not be written."""
+    sent(side, result(side, 1, topic="nobodys-inbox"), result(side, 2))
+    found = by_key(side, side.results)
+    assert found["é-1"].header("error-code") == b"reply_not_allowed"
+    assert b"nobodys-inbox" in (found["é-1"].value or b"")
+    assert found["é-2"].header("status") == b"ok"
+    [letter] = side.read(side.dead)
+    assert letter.key == b"key-1"

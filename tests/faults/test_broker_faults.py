@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_sentence(job: Job) -> None:
     port = job.start().url
     assert port is not None
     number = int(port.rsplit(":", 1)[1])
-    starts = {
+    starts: dict[str, tuple[dict[str, Any], int, str]] = {
         "away": ({"kafka__bootstrap_servers": "127.0.0.1:1"}, 69, "127.0.0.1:1"),
         "topic": ({"kafka__output_topic": "nowhere"}, 78, "topic nowhere does not exist"),
         "key": ({"batch__max_batch_sice": 3}, 78, "did you mean batch.max_batch_size?"),
@@ -162,7 +163,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_sentence(job: Job) -> None:
         "options": ({"model__options": {"speed": 3}}, 78, "speed"),
         "warm-up": ({"model__factory": "tests.models:FailsWarmUp"}, 78, "the warm-up is too much"),
         "death": ({"model__factory": "tests.models:DiesInWarmUp"}, 78, "exited with code 9"),
-        "model": ({"model__factory": None}, 78, "model.factory"),
+        "model": ({"model__factory": None}, 78, "set factory (package.module:Class)"),
     }
     launched = {}
     for name, (changes, _, _) in starts.items():

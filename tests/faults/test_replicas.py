@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import partial
 
 import psutil
 
@@ -93,7 +94,7 @@ def test_a_replica_that_is_killed_or_frozen_under_load_is_replaced_and_nobody_no
         gone.append(replica)
         reasons = worker.await_not_ready()
         assert reasons == {"model model": "no replica is ready"}
-        eventually(lambda replica=replica: is_gone(replica), "the replica is gone")
+        eventually(partial(is_gone, replica), "the replica is gone")
         worker.await_ready()
     outcomes = job.await_settled()
 

@@ -6,22 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from tests.conftest import Topics
-from tests.integration.job import (
-    Job,
-    MakeJob,
-    answer,
-    ask,
-    ask_binary,
-    ask_rows,
-    check_answers,
-    check_once,
-    error_code,
-    rows,
-)
+from tests.integration.job import Job, MakeJob, answer, ask, ask_binary, check_answers, check_once, error_code
 from tests.kafka_probe import KafkaProbe, Read, Send, eventually
 
 
@@ -166,72 +152,55 @@ def test_the_port_tells_what_the_worker_does_and_its_counters_agree_with_the_top
     assert worker.metric("forebay_committed_offset") == sum(job.kafka.end_offsets(job.requests).values())
     for name in ("lag_records", "queue_requests", "queue_bytes", "in_flight_requests", "unacknowledged_outcomes"):
         name = f"forebay_partition_{name}" if name == "lag_records" else f"forebay_{name}"
-        eventually(lambda name=name: worker.metric(name) == 0, f"{name} is 0")
+        worker.await_metric(name, 0)
 
 
-def test_requests_that_nobody_waits_for_any_more_are_not_run(job: Job, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    gate.touch()
-    worker = job.start(model__options={"gate": str(gate)}, batch__max_batch_size=1)
-    job.send([ask(0), ask(1)])
-    eventually(lambda: worker.metric("forebay_in_flight_requests") == 2, "the replica is full")
-    job.send([ask(2, headers=[("timeout-ms", b"300")]), ask(3, parameters={"timeout": 300_000}), ask(4)])
-
-    job.await_answered(2)  # while the model still computes: the late ones are answered when they are late
-    assert {error_code(outcome) for outcome in job.outcomes()} == {"deadline_exceeded"}
-    gate.unlink()
-
-    outcomes = job.await_settled()
-    check_once(outcomes, map(str, range(5)))
-    check_answers(outcome for outcome in outcomes if outcome.key not in (b"2", b"3"))
-    assert job.dead_letters() == []
-    assert worker.metric("forebay_rows_total") == 3
-
-
-def test_urgent_requests_overtake_those_that_wait(job: Job, tmp_path: Path) -> None:
+def test_urgent_requests_overtake_and_late_ones_are_not_run(job: Job, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
     worker = job.start(model__options={"gate": str(gate)}, batch__max_batch_size=1, batch__max_queue_size=100)
     job.send([ask(0, partition=0), ask(1, partition=0)])
-    eventually(lambda: worker.metric("forebay_in_flight_requests") == 2, "the replica is full")
-    job.send(ask(n, partition=0) for n in range(2, 12))
-    job.send([ask(12, partition=0, headers=[("priority", b"2")]), ask(13, partition=0, parameters={"priority": 1})])
-    eventually(lambda: worker.metric("forebay_queue_requests") == 12, "the requests wait")
+    worker.await_metric("forebay_in_flight_requests", 2)  # the replica is full
+    late = {2: ask(2, headers=[("timeout-ms", b"300")]), 3: ask(3, parameters={"timeout": 300_000})}
+    job.send(late.values())
+    job.await_answered(2)  # while the model still computes: the late ones are answered when they are late
+    assert {error_code(outcome) for outcome in job.outcomes()} == {"deadline_exceeded"}
+    job.send(ask(n, partition=0) for n in range(4, 14))
+    job.send([ask(14, partition=0, headers=[("priority", b"2")]), ask(15, partition=0, parameters={"priority": 1})])
+    worker.await_metric("forebay_queue_requests", 12)
     gate.unlink()
 
-    outcomes = sorted(job.await_settled(), key=lambda outcome: (outcome.timestamp_ms, outcome.offset))
-    check_once(outcomes, map(str, range(14)))
+    outcomes = job.await_settled()
+    check_once(outcomes, map(str, range(16)))
+    check_answers(outcome for outcome in outcomes if outcome.key not in (b"2", b"3"))
+    assert job.dead_letters() == []
+    assert worker.metric("forebay_rows_total") == 14
     times = {int(outcome.key or b""): outcome.timestamp_ms for outcome in outcomes}
-    assert times[13] <= times[12] <= min(times[n] for n in range(2, 12))
+    assert times[15] <= times[14] <= min(times[n] for n in range(4, 14))
 
 
-@pytest.mark.parametrize("dispatch", ["linger", "static"])
-def test_a_batch_waits_to_be_full_where_the_mode_says_so(job: Job, dispatch: str) -> None:
-    worker = job.start(batch__dispatch=dispatch, batch__max_wait_ms=600_000, batch__max_batch_size=8)
-    job.send(ask(n) for n in range(20))
+def test_a_batch_waits_to_be_full_where_the_mode_says_so(kafka: KafkaProbe, make_job: MakeJob) -> None:
+    jobs = {dispatch: make_job(kafka) for dispatch in ("linger", "static")}
+    for dispatch, job in jobs.items():
+        job.launch(batch__dispatch=dispatch, batch__max_wait_ms=600_000, batch__max_batch_size=8)
+    for job in jobs.values():
+        [worker] = job.workers
+        worker.await_ready()
+        job.send(ask(n) for n in range(20))
+        job.await_answered(16)
+        worker.await_metric("forebay_queue_requests", 4)  # the rest waits
+        assert {outcome.header("batch-size") for outcome in job.outcomes()} == {b"8"}
+        job.send(ask(n) for n in range(20, 24))
+        job.await_answered(24)
+        job.send(ask(n) for n in range(24, 27))
+        worker.await_metric("forebay_queue_requests", 3)
+        assert worker.stop() == 0
 
-    job.await_answered(16)
-    eventually(lambda: worker.metric("forebay_queue_requests") == 4, "the rest waits")
-    assert {outcome.header("batch-size") for outcome in job.outcomes()} == {b"8"}
-    job.send(ask(n) for n in range(20, 24))
-    job.await_answered(24)
-    job.send(ask(n) for n in range(24, 27))
-    eventually(lambda: worker.metric("forebay_queue_requests") == 3, "the last wait")
-    assert worker.stop() == 0
-
-    outcomes = job.outcomes()
-    check_once(outcomes, map(str, range(27)))
-    check_answers(outcomes)
-    sizes = Counter(outcome.header("batch-size") for outcome in outcomes)
-    assert sizes == {b"8": 24, b"3": 3}
-    assert job.is_settled()
-
-
-def test_linger_answers_a_lone_request_in_the_end(job: Job) -> None:
-    job.start(batch__dispatch="linger", batch__max_wait_ms=200)
-    job.send([ask(1)])
-    [outcome] = job.await_settled()
-    np.testing.assert_array_equal(answer(outcome), rows(1) * 2 + 1)
+        outcomes = job.outcomes()
+        check_once(outcomes, map(str, range(27)))
+        check_answers(outcomes)
+        assert Counter(outcome.header("batch-size") for outcome in outcomes) == {b"8": 24, b"3": 3}
+        assert job.is_settled()
 
 
 def test_a_result_that_its_topic_does_not_take_becomes_an_error_once(kafka: KafkaProbe, make_job: MakeJob) -> None:
@@ -274,14 +243,6 @@ def test_until_end_passes_transaction_markers_and_aborted_requests(job: Job) -> 
     committed = [number * 10 + n for number in (0, 2, 4) for n in range(10)]
     check_once(outcomes, map(str, committed))
     check_answers(outcomes)
-
-
-def test_a_row_larger_than_a_batch_and_rows_beside_it_are_all_answered(job: Job) -> None:
-    job.send([ask(0, 3), ask(1, 50), ask(2, 8), ask_rows("5", rows(5, 2))])
-    job.run_to_end(batch__max_batch_size=8)
-    outcomes = job.outcomes()
-    check_once(outcomes, ["0", "1", "2", "5"])
-    check_answers(outcomes, {0: 3, 1: 50, 2: 8, 5: 2})
 
 
 def test_a_record_that_cannot_be_decompressed_has_an_error_and_is_passed(kafka: KafkaProbe, make_job: MakeJob) -> None:

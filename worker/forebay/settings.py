@@ -100,12 +100,22 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     Raises ConfigError with one sentence per mistake.
     """
     merged: dict[str, Any] = {}
-    for layer in (_from_yaml(path), _from_secrets(), _from_environment(), _from_dotted(overrides or {})):
+    for _, layer in layers(path, overrides):
         _merge(merged, layer)
     try:
         return Settings(**merged)
     except ValidationError as error:
         raise ConfigError("; ".join(_sentences(error))) from error
+
+
+def layers(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """Return what each source says, the strongest last: the name of the source and its nested values."""
+    return [
+        (str(path), _from_yaml(path)),
+        ("secret file", _from_secrets()),
+        ("environment", _from_environment()),
+        ("command line", _from_dotted(overrides or {})),
+    ]
 
 
 def known_keys(model: type[BaseModel] = Settings, prefix: str = "") -> list[str]:

@@ -59,6 +59,7 @@ class Worker:
         self._intake = Intake(rooms.consumer, settings.batch.queue_size)
         self._observer = Observer(metrics, health, rooms, self._custody)
         self._batchers: dict[str, Batcher] = {}
+        self._finish: Finish | None = None
         self._stopping = self._left = False
 
     def stop(self) -> None:
@@ -70,11 +71,11 @@ class Worker:
 
         `until` maps partitions to end offsets: the worker also ends when the group has committed all of them.
         """
-        finish = None if until is None else Finish(self._consumer, until)
+        finish = self._finish = None if until is None else Finish(self._consumer, until, self._offsets)
         try:
             if self._warm_up():
                 self._join()
-                while not self._stopping and not (finish and self._is_idle() and finish.reached(self._clock())):
+                while not self._stopping and not (finish and finish.reached(self._clock())):
                     self._turn()
                 self._drain()
         finally:
@@ -111,7 +112,7 @@ class Worker:
         now = self._clock()
         received = self._receive(now)
         now = self._clock()
-        self._dispatch(now)
+        self._dispatch(now, draining=self._finish is not None and self._finish.has_read())
         self._collect(now, BUSY_WAIT if self._pool.in_flight and not received else 0.0)
         self._settle(self._clock())
         self._observer.turn(now, self._batchers.values(), self._outbox)
@@ -260,9 +261,6 @@ class Worker:
     def _abandon(self, partitions: set[Partition], *, keep_overtaken: bool = False) -> None:
         gone = self._custody.abandon(partitions, self._batchers.values(), self._pool, keep_overtaken=keep_overtaken)
         self._observer.dropped("revoked", gone)
-
-    def _is_idle(self) -> bool:
-        return not self._custody.requests and self._committer.is_settled
 
     def _drain(self) -> None:
         """Finish what was read, commit it and leave the group, within the drain budget."""

@@ -74,26 +74,11 @@ def _probed(settings: Settings, model: ModelSettings, search: list[Path]) -> Ite
 def _start(settings: Settings, model: ModelSettings, search: list[Path]) -> bytes:
     import msgspec
 
-    from forebay.inference.messages import Start
+    from forebay.inference.assembly import start_of
+    from forebay.inference.staging import SlotSize
 
-    return msgspec.json.encode(
-        Start(
-            model=model.name,
-            version=model.version,
-            factory=model.factory,
-            path=str(model.path) if model.path else None,
-            weights=str(model.weights) if model.weights else None,
-            options=dict(model.options),
-            device=settings.inference.device,
-            precision=settings.inference.precision,
-            threads=settings.inference.threads,
-            max_batch_size=settings.batch.max_batch_size,
-            slot_bytes=0,
-            input_bytes=0,
-            slots=0,
-            search=[str(folder.resolve()) for folder in search],
-        )
-    )
+    start = start_of(model, settings.inference, settings.batch.max_batch_size, search, SlotSize(0, 0))
+    return msgspec.json.encode(start)
 
 
 def _answer(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from forebay import settings as reading
-from forebay.settings import Settings, known_keys
+from forebay.settings import ENV_PREFIX, Settings, known_keys, layers
 
 MASK = "**********"
 _SECRET_WORDS = (
@@ -37,15 +36,10 @@ class Value:
 
 def explain(settings: Settings, path: Path | None, overrides: Iterable[str]) -> list[Value]:
     """Give every setting with its origin; `overrides` are the dotted keys that the command line set."""
-    layers: list[tuple[str, Mapping[str, Any]]] = [
-        (str(path), reading._from_yaml(path)),
-        ("secret file", reading._from_secrets()),
-        ("environment", reading._from_environment()),
-        ("command line", reading._from_dotted(dict.fromkeys(overrides, True))),
-    ]
+    sources = layers(path, dict.fromkeys(overrides, True))
     found = []
     for key in _shown_keys(settings):
-        origin = next((name for name, layer in reversed(layers) if _has(layer, key)), "default")
+        origin = next((name for name, layer in reversed(sources) if _has(layer, key)), "default")
         found.append(
             Value(key, masked(key, _get(settings, key)), _variable(key) if origin == "environment" else origin)
         )
@@ -103,4 +97,4 @@ def _has(layer: Mapping[str, Any], key: str) -> bool:
 
 
 def _variable(key: str) -> str:
-    return reading.ENV_PREFIX + key.upper().replace(".", "__")
+    return ENV_PREFIX + key.upper().replace(".", "__")

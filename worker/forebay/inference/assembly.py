@@ -30,22 +30,7 @@ def build_pool(
     size = SlotSize(batch.max_batch_bytes + _MARGIN, max(batch.max_batch_bytes, _LEAST_OUTPUT))
     replicas = []
     for model in models:
-        start = Start(
-            model=model.name,
-            version=model.version,
-            factory=model.factory,
-            path=str(model.path) if model.path else None,
-            weights=str(model.weights) if model.weights else None,
-            options=dict(model.options),
-            device=inference.device,
-            precision=inference.precision,
-            threads=inference.threads,
-            max_batch_size=batch.max_batch_size,
-            slot_bytes=size.total,
-            input_bytes=size.inputs,
-            slots=SLOTS,
-            search=[str(folder.resolve()) for folder in search],
-        )
+        start = start_of(model, inference, batch.max_batch_size, search, size)
         for number in range(inference.replicas):
             staging = Staging(size, SLOTS)
             replicas.append(Replica(f"{model.name}-{number}", start, _transport(inference, staging), staging))
@@ -56,6 +41,28 @@ def build_pool(
         max_restarts=inference.max_restarts,
     )
     return Pool(replicas, limits, numbers)
+
+
+def start_of(
+    model: ModelSettings, inference: Inference, max_batch_size: int, search: Sequence[Path], size: SlotSize
+) -> Start:
+    """Return what a replica of a model is told at its start."""
+    return Start(
+        model=model.name,
+        version=model.version,
+        factory=model.factory,
+        path=str(model.path) if model.path else None,
+        weights=str(model.weights) if model.weights else None,
+        options=dict(model.options),
+        device=inference.device,
+        precision=inference.precision,
+        threads=inference.threads,
+        max_batch_size=max_batch_size,
+        slot_bytes=size.total,
+        input_bytes=size.inputs,
+        slots=SLOTS,
+        search=[str(folder.resolve()) for folder in search],
+    )
 
 
 def _transport(inference: Inference, staging: Staging) -> Transport:

@@ -6,22 +6,34 @@ from collections.abc import Mapping
 
 from forebay.records import Partition
 from forebay.stream.consumer import Member
+from forebay.stream.offsets import Offsets
 
 _ASK_EVERY = 0.2
 _ANSWER_SECONDS = 5.0
 
 
 class Finish:
-    """Asks now and then whether the group has committed every end offset."""
+    """Watches the end offsets of a bounded run; `offsets` are this member's part of them."""
 
-    def __init__(self, consumer: Member, ends: Mapping[Partition, int]) -> None:
+    def __init__(self, consumer: Member, ends: Mapping[Partition, int], offsets: Offsets) -> None:
         self._consumer = consumer
         self._ends = ends
+        self._offsets = offsets
         self._asked_at = 0.0
 
+    def has_read(self) -> bool:
+        """Whether this member has read its partitions to their ends, so that nothing is worth waiting for."""
+        return all((ledger.position or 0) >= self._ends.get(partition, 0) for partition, ledger in self._offsets)
+
     def reached(self, now: float) -> bool:
-        """Whether the group has committed all of them; asks the broker at most five times a second."""
-        if now - self._asked_at < _ASK_EVERY:
+        """Whether the group has committed every end; asks the broker at most five times a second.
+
+        Requests may go on arriving: only what was there at the start counts.
+        """
+        if now - self._asked_at < _ASK_EVERY or any(
+            ledger.watermark is not None and (ledger.committed or 0) < self._ends.get(partition, 0)
+            for partition, ledger in self._offsets
+        ):
             return False
         self._asked_at = now
         found = self._consumer.committed(list(self._ends), timeout=_ANSWER_SECONDS)

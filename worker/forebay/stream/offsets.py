@@ -57,6 +57,11 @@ class Ledger:
         return self._open[0] if self._open else self._next
 
     @property
+    def position(self) -> int | None:
+        """The offset behind what was read or passed. None before the first record."""
+        return self._next
+
+    @property
     def open_count(self) -> int:
         """Records that were read and are not finished."""
         return len(self._open) - len(self._finished)

@@ -30,6 +30,8 @@ _NO_SUCH_TOPIC = {
 }
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TRIES_TOO_LARGE = 3
+_SPREAD = 0.01
+"""Seconds between the results of a refused batch, so that each travels in a batch of its own."""
 
 
 class Outgoing(Protocol):
@@ -168,8 +170,11 @@ class Outbox:
         ):
             outcome.partition = None  # there is no such reply partition: any of the topic is better than none
             self._produce(outcome)
-        elif error.code() != ck.KafkaError._PURGE_QUEUE:
+        elif error.code() in _TOO_LARGE:
             # A topic that takes less than a producer's batch refuses whole batches: alone the result may fit.
+            again = partial(self._produce, outcome, tries + 1)
+            self._again(again, "a batch is too large", _SPREAD * (len(self._retries) + 1))
+        elif error.code() != ck.KafkaError._PURGE_QUEUE:
             self._again(partial(self._produce, outcome, tries + 1), f"{outcome.topic}: {error.str()}")
 
     def _replace_too_large(self, outcome: Outcome, limit: int | None) -> None:
