@@ -5,13 +5,37 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
 from forebay.settings import Ops
 
+_SAME_LINE_SECONDS = 10.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Seldom(logging.Filter):
+    """Lets a kind of line of the Kafka client through once in ten seconds: a dead broker gives twenty a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._told: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is new; what the client tries again by itself is not worth one."""
+        line = record.getMessage()
+        if line.endswith("retrying"):
+            return False
+        kind = line.split(" ", 1)[0]
+        now = self._clock()
+        if now - self._told.get(kind, -_SAME_LINE_SECONDS) < _SAME_LINE_SECONDS:
+            return False
+        self._told[kind] = now
+        return True
 
 
 def configure(ops: Ops) -> None:
@@ -38,6 +62,7 @@ def configure(ops: Ops) -> None:
     output.setFormatter(formatter)
     client = logging.getLogger("forebay.kafka")
     client.handlers = [output]
+    client.filters = [Seldom()]
     client.propagate = False
     client.setLevel(logging.WARNING if ops.log_level != "debug" else logging.DEBUG)
 

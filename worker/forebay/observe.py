@@ -43,6 +43,7 @@ class Observer:
         self._gauges_at = 0.0
         self._now = 0.0
         self._told: dict[str, float] = {}
+        self._failed: dict[str, int] = {}
         self._joining_since: float | None = None
 
     def turn(self, now: float, batchers: Iterable[Batcher], outbox: Outgoing) -> None:
@@ -52,7 +53,15 @@ class Observer:
         if now - self._gauges_at >= _GAUGES_EVERY:
             self._gauges_at = now
             self._joined_by_now(now)
+            self._tell_failed(now)
             self._refresh(sum(batcher.requests for batcher in batchers), outbox)
+
+    def _tell_failed(self, now: float) -> None:
+        """Log now and then how many requests ended in an error since the last time, by code; never each of them."""
+        if self._failed and now - self._told.get("requests_failed", -_SAME_EVENT_EVERY) >= _SAME_EVENT_EVERY:
+            self._told["requests_failed"] = now
+            _log.warning("requests_failed", **self._failed)
+            self._failed.clear()
 
     def _joined_by_now(self, now: float) -> None:
         """Call a member without partitions ready after a while: with the consumer protocol nothing tells it so."""
@@ -132,6 +141,8 @@ class Observer:
                 model = outcome.model if outcome.model in self._health.models else "unknown"
                 self._metrics.requests.labels(model, outcome.failure.code.value).inc()
                 self._metrics.request_duration.observe(model, [now - outcome.arrived])
+                code = outcome.failure.code.value
+                self._failed[code] = self._failed.get(code, 0) + 1
         for model, durations in results.items():
             self._metrics.requests.labels(model, "ok").inc(len(durations))
             self._metrics.request_duration.observe(model, durations)

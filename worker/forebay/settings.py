@@ -142,7 +142,10 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(path)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ConfigError(f"{where} is not valid YAML: {problem}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -245,5 +248,10 @@ def _sentences(error: ValidationError) -> Iterable[str]:
         if detail["type"] == "extra_forbidden":
             yield f"unknown key {key}{_nearest(key, [*Settings.model_fields, *known_keys()])}"
         else:
-            message = detail["msg"].removeprefix("Value error, ")
-            yield f"{key}: {message}" if key else message
+            message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+            message = message.split(", unable to parse")[0]
+            given = detail["input"]
+            shown = f", not {given!r}" if isinstance(given, str | int | float | bool) and "must be" in message else ""
+            if "password" in key:
+                shown = ""
+            yield f"{key}: {message}{shown}" if key else message

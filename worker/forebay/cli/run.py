@@ -90,8 +90,8 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     for topic in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
         if topic not in counts:
             raise ConfigError(
-                f"topic {topic} does not exist at {kafka.bootstrap_servers}; create it, for example with "
-                f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic {topic} --partitions 6"
+                f"topic {topic} does not exist at {kafka.bootstrap_servers}; create the worker's topics with "
+                "forebay topics and the same --config, or with your own tools"
             )
     limits = admin.message_limits(config, (kafka.output_topic, kafka.dead_letter_topic))
     if not until_end:

@@ -5,8 +5,10 @@ Imports torch. Every failure is a sentence that names what to mend.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from forebay.errors import ModelError
 from forebay.inference.messages import Start
 from forebay.inference.model import Model, TensorSpec
 
+_MACHINERY = re.compile(r"site-packages|/forebay/inference/|/lib/python3")
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -68,10 +71,8 @@ def where(error: BaseException) -> str:
     """Describe an error of the user's code: type, message and the line that raised it."""
     text = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame for frame in frames if "site-packages" not in frame.filename and "forebay/inference" not in frame.filename
-    ]
-    if own:
+    own = [frame for frame in frames if not frame.filename.startswith("<") and not _MACHINERY.search(frame.filename)]
+    if own and not isinstance(error, SyntaxError):  # a syntax error says its own place
         text += f" ({Path(own[-1].filename).name}:{own[-1].lineno})"
     return " ".join(text.split())[:500]
 
@@ -80,22 +81,29 @@ def _make(start: Start) -> Model:
     if start.path is not None:
         raise ModelError(f"model.path {start.path}: loading files without code is not there yet; use model.factory")
     module_name, _, attribute = (start.factory or "").partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise ModelError(f"model.factory names a module, not a file: write {Path(module_name).stem}:{attribute}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            looked = ", ".join(start.search)
+            looked = ", ".join(dict.fromkeys(start.search))
             raise ModelError(
                 f"model.factory: there is no module {error.name!r} (looked in {looked} and sys.path)"
             ) from error
-        raise ModelError(f"model.factory: importing {module_name} failed: {where(error)}") from error
+        raise ModelError(
+            f"model.factory: importing {module_name} failed: {where(error)}; install it in the worker's environment"
+        ) from error
     except (Exception, SystemExit) as error:  # a script that was meant to be run, not imported, may exit
         raise ModelError(f"model.factory: importing {module_name} failed: {where(error)}") from error
     factory: Any = module
     for part in attribute.split("."):
         factory = getattr(factory, part, None)
     if factory is None:
-        raise ModelError(f"model.factory: {module_name} has no {attribute!r}")
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        raise ModelError(
+            f"model.factory: {module_name} has no {attribute!r}" + (f"; did you mean {near[0]}?" if near else "")
+        )
     if not callable(factory):
         raise ModelError(f"model.factory: {start.factory} is not a class or a function")
     try:
@@ -103,11 +111,18 @@ def _make(start: Start) -> Model:
     except Exception as error:
         raise ModelError(f"model.factory: {start.factory} with model.options failed: {where(error)}") from error
     if not isinstance(model, Model):
-        raise ModelError(f"model.factory: {start.factory} made a {type(model).__name__}, not a forebay.Model")
+        raise ModelError(
+            f"model.factory: {start.factory} made a {type(model).__name__}; it must be a subclass of forebay.Model, "
+            "which may hold a torch module"
+        )
     return model
 
 
 def _check_declared(model: Model) -> None:
+    try:
+        inspect.signature(model.load).bind(None)
+    except TypeError:
+        raise ModelError(f"{_name(model)}.load must take the device: def load(self, device)") from None
     for kind in ("inputs", "outputs"):
         specs = getattr(model, kind, None)
         if not specs or not all(isinstance(spec, TensorSpec) for spec in specs):

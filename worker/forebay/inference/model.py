@@ -30,6 +30,20 @@ DATATYPE_BYTES = {
 """Bytes of one element of each Open Inference Protocol datatype; BYTES elements vary."""
 
 
+_NUMPY_NAMES = {
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float": "FP32",
+    "float64": "FP64",
+    "double": "FP64",
+    "string": "BYTES",
+    "str": "BYTES",
+    "int": "INT64",
+    **{name.lower(): name for name in DATATYPE_BYTES},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Declares one tensor of a model.
@@ -47,7 +61,9 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if self.datatype not in DATATYPE_BYTES:
-            raise ValueError(f"{self.name}: unknown datatype {self.datatype!r}; one of {', '.join(DATATYPE_BYTES)}")
+            near = _NUMPY_NAMES.get(self.datatype.lower()) if isinstance(self.datatype, str) else None
+            meant = f"; did you mean {near}?" if near else f"; one of {', '.join(DATATYPE_BYTES)}"
+            raise ValueError(f"{self.name}: unknown datatype {self.datatype!r}{meant}")
         shape = tuple(self.shape)
         if not shape or shape[0] != -1:
             raise ValueError(f"{self.name}: the first dimension is the rows and must be -1, not {shape[:1]}")

@@ -55,5 +55,16 @@ def read_parameters(found: object) -> tuple[float | None, int]:
 
 
 def brief(error: Exception) -> str:
+    """Say what simdjson found, in words that do not frighten."""
     code, _, text = str(error).partition(": ")
-    return (text or code).strip()[:160]
+    return _SAID.get(code, (text or code).split(".")[0].strip()[:120])
+
+
+_SAID = {
+    "TAPE_ERROR": "a comma, brace, quote or key is missing or too many (NaN and Infinity are no JSON)",
+    "NUMBER_ERROR": "a number is malformed or too large",
+    "UTF8_ERROR": "it is not UTF-8",
+    "UNCLOSED_STRING": "a string is not closed",
+    "DEPTH_ERROR": "it is nested too deeply",
+    "EMPTY": "it is empty",
+}

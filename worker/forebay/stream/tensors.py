@@ -206,7 +206,7 @@ class Shape:
 
     def _checked(self, spec: TensorShape, datatype: object, dims: tuple[Any, ...]) -> tuple[int, ...]:
         if datatype != spec.datatype:
-            refuse(spec, f"the model takes {spec.datatype}, not {datatype}")
+            refuse(spec, f"the model takes {spec.datatype}, not {datatype}; send it as {spec.datatype}")
         wanted = spec.shape
         if len(dims) != len(wanted):
             refuse(spec, f"the model takes shape {list(wanted)}, not {list(dims)}")
