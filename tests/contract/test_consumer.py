@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from forebay.records import Partition, Record
 from forebay.stream.consumer import Member
-from tests.contract.sides import Notes, Side, receive_until
-from tests.kafka_probe import Send
+from tests.contract.sides import KafkaSide, Notes, Side, receive_until
+from tests.kafka_probe import KafkaProbe, Send
 
 
 @contextmanager
@@ -137,3 +138,27 @@ def test_leaving_tells_that_the_partitions_are_revoked_once(side: Side) -> None:
         receive_until(consumer, [], lambda: bool(notes.told))
     both = [Partition(side.requests, 0), Partition(side.requests, 1)]
     assert notes.told == [("assigned", both), ("revoked", both)]
+
+
+def test_a_partition_that_was_paused_when_it_left_is_read_when_it_comes_back(kafka: KafkaProbe) -> None:
+    """The client remembers a pause through losing and winning a partition: the worker was idle for ever."""
+    side = KafkaSide(kafka)
+    with joined(side) as (consumer, notes):
+        receive_until(consumer, [], lambda: bool(notes.told))
+        consumer.pause()
+        with joined(side) as (other, others_notes):
+            receive_both = partial(_receive_both, consumer, other)
+            receive_both(lambda: ("revoked", 1) in _sizes(notes) and ("assigned", 1) in _sizes(others_notes))
+            consumer.resume()
+        receive_until(consumer, [], lambda: _sizes(notes).count(("assigned", 1)) == 1)
+        side.send(numbered(0, 5) + numbered(1, 5))
+        assert len(read(consumer, 10)) == 10
+    side.close()
+
+
+def _receive_both(one: Member, other: Member, done: Callable[[], bool]) -> None:
+    receive_until(one, [], lambda: bool(other.receive(1, 0.02)) or done())
+
+
+def _sizes(notes: Notes) -> list[tuple[str, int]]:
+    return [(kind, len(partitions)) for kind, partitions in notes.told]

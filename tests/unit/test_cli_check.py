@@ -14,7 +14,7 @@ from forebay.cli.app import app
 from forebay.cli.check_machine import _answer, _port
 from forebay.cli.findings import Finding, State, as_json, exit_code, failed, ok, print_findings, skipped, warning
 from forebay.settings import Ops
-from forebay.stream.cluster import connect_to
+from forebay.stream.addresses import connect_to
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,7 @@ def test_raw_sends_bytes_unchecked(tmp_path: Path) -> None:
     ("name", "content", "sentence"),
     [
         ("a.jsonl", b'{"x": [1]}\n{"x": \n', "a.jsonl:2: not JSON"),
-        ("a.json", b"[1]", "a request is a JSON object, not list"),
+        ("a.json", b"[1]", "a request is a JSON object, not a list"),
         ("a.json", DOCUMENT.replace("[1,2]}", "[1]}").encode(), "takes 2 elements, not 1"),
         ("a.json", DOCUMENT.replace("FP32", "FP99").encode(), "inputs.0.datatype"),
         ("a.json", b'{"x": [[1], [1, 2]]}', "x: the rows differ in length"),

@@ -92,7 +92,7 @@ def test_the_story_of_a_late_request_says_how_far_it_came() -> None:
     exchange._acknowledge(mine, Receipt("in", 1, 7))
     assert re.search(r"it is in/1/7, acknowledged after \d+ ms; nothing arrived on out", exchange.explain(mine))
     exchange._match(outcome(b"other"))
-    assert "1 outcomes of other requests arrived on out meanwhile" in exchange.explain(mine)
+    assert "1 outcome of other requests arrived on out meanwhile" in exchange.explain(mine)
 
 
 def test_a_result_that_is_there_is_taken_even_if_its_time_is_over() -> None:

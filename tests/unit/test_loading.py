@@ -258,3 +258,18 @@ def test_messages_arrive_as_they_were_sent() -> None:
     assert decode_to_replica(encode(start(options={"a": [1, {"b": None}]}))).options == {"a": [1, {"b": None}]}  # type: ignore[union-attr]
     for message in (Failed("why"), Ready([], [], True, "cpu", 0.5, 0.25, [(1, 0.1)], ["note"])):
         assert decode_to_loop(encode(message)) == message
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_cannot_say_itself_is_still_described() -> None:
+    """`where` called str() unguarded: an exception whose text raised took the replica along."""
+    assert where(_Mute()).startswith("_Mute: its message cannot be shown")
+
+
+def test_a_text_that_utf_8_cannot_carry_is_escaped() -> None:
+    """A lone surrogate, as in a file name that is not UTF-8, could not be told to the loop."""
+    assert "\\udcff" in where(ValueError("no such file \udcff"))

@@ -19,7 +19,8 @@ from forebay.stream.identity import transactional_id
 from forebay.stream.offsets import Offsets
 from forebay.stream.outbox import Outbox, Outgoing
 from forebay.stream.results import Encoder
-from forebay.stream.transactions import TransactionalCommitter, TransactionalOutbox
+from forebay.stream.transaction_offsets import TransactionalCommitter
+from forebay.stream.transactions import TransactionalOutbox
 
 
 def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int]) -> Rooms:

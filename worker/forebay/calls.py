@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, UsageError
 from forebay.records import Record, Reply
 from forebay.settings import Kafka, load
 from forebay.stream.exchange import ClosedError, Exchange, Route, Sent
@@ -65,6 +65,9 @@ class Calls:
     """Opens the exchange at first use and makes calls on it. Thread-safe."""
 
     def __init__(self, kafka: Kafka | str | None, options: ClientOptions) -> None:
+        if not (kafka is None or isinstance(kafka, Kafka | str)):
+            kind = type(kafka).__name__
+            raise UsageError(f"kafka is bootstrap servers such as 'localhost:9092', or settings.kafka, not {kind}")
         section = kafka if isinstance(kafka, Kafka) else load().kafka
         if isinstance(kafka, str):
             section = section.model_copy(update={"bootstrap_servers": kafka})
@@ -108,6 +111,9 @@ class Calls:
         """Publish one element of `map`."""
         if isinstance(work, Mapping):
             return self.send(work, timeout, options)
+        if not isinstance(work, tuple) or len(work) != 2:
+            kind = type(work).__name__
+            raise WireError(f"a request is a mapping of tensor names to arrays, or a pair (id, inputs), not {kind}")
         id, inputs = work
         return self.send(inputs, timeout, {**options, "id": id})
 

@@ -140,7 +140,9 @@ class Batch(Section):
     """The bounds of a micro-batch, and of what waits in front of it."""
 
     max_batch_size: int = Field(32, ge=1, description="rows")
-    max_wait_ms: float = Field(5.0, ge=0, description="from the oldest request's arrival; used by linger")
+    max_wait_ms: float = Field(
+        5.0, ge=0, allow_inf_nan=False, description="from the oldest request's arrival; used by linger"
+    )
     dispatch: Literal["eager", "linger", "static"] = Field(
         "eager", description="eager: never idle while a request waits; linger: wait to fill; static: full batches only"
     )

@@ -16,6 +16,7 @@ from forebay.errors import EXIT_USAGE, ForebayError
 COMMANDS = (
     "run",
     "check",
+    "topics",
     "send",
     "results",
     "request",

@@ -22,8 +22,8 @@ from forebay.cli.send import (
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
+    from forebay.cli.documents import Prepared
     from forebay.cli.load import Measured, Shape
-    from forebay.cli.sources import Prepared
     from forebay.settings import Kafka
 
 
@@ -51,7 +51,7 @@ def bench(
     paths: Paths = None,
     inputs: Annotated[
         str | None,
-        typer.Option("--inputs", metavar="JSON", help='One request, sent again and again: {"x": [[1, 2]]}.'),
+        typer.Option("--inputs", metavar="JSON", help='One request, sent again and again: {"x": [[1.0, 2.0]]}.'),
     ] = None,
     rate: Annotated[
         float | None,

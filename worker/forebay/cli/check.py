@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
-def examine(settings: Settings, search: list[Path], *, load: bool) -> list[Finding]:
+def examine(
+    settings: Settings, search: list[Path], *, load: bool, topics_command: str = "forebay topics"
+) -> list[Finding]:
     """Ask every question; a question that fails never keeps the next ones from being asked."""
     from forebay.cli.check_kafka import check_kafka
     from forebay.cli.check_machine import check_machine
@@ -27,7 +29,7 @@ def examine(settings: Settings, search: list[Path], *, load: bool) -> list[Findi
 
     models = ", ".join(f"{model.name}:{model.version}" for model in settings.served) or "no model"
     findings = [ok("settings", f"valid; {models}, {settings.delivery.guarantee}, {settings.batch.dispatch}")]
-    findings += check_kafka(settings)
+    findings += check_kafka(settings, topics_command)
     findings += check_machine(settings, search, load=load)
     return findings
 
@@ -46,6 +48,7 @@ def check(
     import orjson
 
     from forebay.cli.findings import as_json, exit_code, failed, print_findings
+    from forebay.cli.topics import topics_command
     from forebay.errors import ConfigError
 
     try:
@@ -54,7 +57,7 @@ def check(
         findings = [failed("settings", str(error), "mend the configuration; forebay config schema tells every key")]
     else:
         search = [Path.cwd(), *([config.resolve().parent] if config is not None else [])]
-        findings = examine(settings, search, load=load)
+        findings = examine(settings, search, load=load, topics_command=topics_command(config, bootstrap, values))
     if json:
         typer.echo(orjson.dumps(as_json(findings), option=orjson.OPT_INDENT_2).decode())
     else:

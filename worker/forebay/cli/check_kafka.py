@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forebay.cli.findings import Finding, failed, ok, skipped, warning
 from forebay.errors import ForebayError, KafkaUnavailableError
+from forebay.wording import counted
 
 if TYPE_CHECKING:
     from forebay.settings import Kafka, Settings
@@ -16,8 +17,8 @@ LETTER_OVERHEAD_BYTES = 4096
 """What a dead letter's headers add to its request."""
 
 
-def check_kafka(settings: Settings) -> Iterator[Finding]:
-    """Ask everything about Kafka, from the address upwards."""
+def check_kafka(settings: Settings, topics_command: str = "forebay topics") -> Iterator[Finding]:
+    """Ask everything about Kafka, from the address upwards. `topics_command` makes the missing topics."""
     from forebay.stream.client_config import consumer_config, producer_config
     from forebay.stream.cluster import Cluster
     from forebay.stream.reaching import RefusedError
@@ -46,16 +47,16 @@ def check_kafka(settings: Settings) -> Iterator[Finding]:
         yield skipped("topics", "without a connection")
         return
     who = f" as {kafka.security.username}" if kafka.security.username else ""
-    yield ok("Kafka answers", f"{len(cluster.brokers)} brokers, {kafka.security.protocol}{who}")
+    yield ok("Kafka answers", f"{counted(len(cluster.brokers), 'broker')}, {kafka.security.protocol}{who}")
     yield from _advertised(cluster)
-    yield from _topics(settings, cluster)
+    yield from _topics(settings, cluster, topics_command)
     yield from _group(kafka, cluster)
     if settings.delivery.guarantee == "exactly_once":
         yield skipped("transactional id", "the WRITE right on it is not probed: that would fence a running worker")
 
 
 def _addresses(kafka: Kafka) -> Iterator[Finding]:
-    from forebay.stream.cluster import connect_to
+    from forebay.stream.addresses import connect_to
 
     found = connect_to(kafka.bootstrap_servers)
     dead = [address for address in found if address.error]
@@ -70,9 +71,9 @@ def _addresses(kafka: Kafka) -> Iterator[Finding]:
 
 
 def _answer_fix(kafka: Kafka) -> str:
-    return (
-        f"start Kafka (for development: forebay broker), or set kafka.bootstrap_servers, now {kafka.bootstrap_servers}"
-    )
+    from forebay.stream.troubles import mend
+
+    return mend(kafka.bootstrap_servers)
 
 
 def _login_fix(kafka: Kafka) -> str:
@@ -84,7 +85,7 @@ def _login_fix(kafka: Kafka) -> str:
 
 def _advertised(cluster: Cluster) -> Iterator[Finding]:
     """A broker that advertises a name which only its own network knows lets clients connect once and never again."""
-    from forebay.stream.cluster import probe
+    from forebay.stream.addresses import probe
 
     tried = [probe(broker.host, broker.port) for broker in cluster.brokers]
     dead = [address for address in tried if address.error]
@@ -99,7 +100,7 @@ def _advertised(cluster: Cluster) -> Iterator[Finding]:
         yield ok("advertised addresses", ", ".join(str(address) for address in tried))
 
 
-def _topics(settings: Settings, cluster: Cluster) -> Iterator[Finding]:
+def _topics(settings: Settings, cluster: Cluster, topics_command: str) -> Iterator[Finding]:
     kafka = settings.kafka
     wanted = [(name, "READ") for name in kafka.input_topics]
     wanted += [(kafka.output_topic, "WRITE"), (kafka.dead_letter_topic, "WRITE")]
@@ -107,22 +108,20 @@ def _topics(settings: Settings, cluster: Cluster) -> Iterator[Finding]:
     for name, right in wanted:
         state = cluster.describe(name)
         found.append(state)
-        yield _topic(kafka, state, right)
+        yield _topic(kafka, state, right, topics_command)
     if all(state.error is None for state in found):
         yield _partitions(settings, found[: len(kafka.input_topics)])
         yield from _sizes(kafka)
 
 
-def _topic(kafka: Kafka, state: TopicState, right: str) -> Finding:
+def _topic(kafka: Kafka, state: TopicState, right: str, topics_command: str) -> Finding:
+    from forebay.stream.troubles import kafka_topics
+
     question = f"topic {state.name}"
     if state.error == "UNKNOWN_TOPIC_OR_PART":
         partitions = 6 if right == "READ" else 3
-        return failed(
-            question,
-            "does not exist",
-            f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic {state.name} "
-            f"--partitions {partitions}",
-        )
+        by_hand = kafka_topics(state.name, kafka.bootstrap_servers, partitions)
+        return failed(question, "does not exist", f"{topics_command}\n{by_hand}")
     acls = f"forebay acls --principal User:{kafka.security.username or 'NAME'}"
     if state.error is not None:
         return failed(question, f"cannot be seen: {state.error}", f"grant the rights that {acls} lists")
@@ -130,7 +129,7 @@ def _topic(kafka: Kafka, state: TopicState, right: str) -> Finding:
         held = ", ".join(sorted(state.rights)) or "none"
         return failed(question, f"no {right} right (held: {held})", f"grant the rights that {acls} lists")
     may = f", {right} allowed" if state.rights is not None else f", {right} right not told by the broker"
-    return ok(question, f"{state.partitions} partitions, {state.replication} replicas{may}")
+    return ok(question, f"{counted(state.partitions, 'partition')}, {counted(state.replication, 'replica')}{may}")
 
 
 def _partitions(settings: Settings, inputs: list[TopicState]) -> Finding:
@@ -201,4 +200,5 @@ def _group(kafka: Kafka, cluster: Cluster) -> Iterator[Finding]:
         start = {"earliest": "at the first record kept", "latest": "at the end", "error": "not at all"}
         yield ok(question, f"new: it will start {start[kafka.auto_offset_reset]} (kafka.auto_offset_reset)")
         return
-    yield ok(question, f"{sum(end - committed.get(place, 0) for place, end in ends.items()):,} records behind the end")
+    behind = sum(end - committed.get(place, 0) for place, end in ends.items())
+    yield ok(question, f"{counted(behind, 'record')} behind the end")

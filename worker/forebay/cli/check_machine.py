@@ -12,9 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.cli.findings import Finding, failed, ok, skipped, warning
+from forebay.wording import counted
 
 if TYPE_CHECKING:
     from forebay.settings import ModelSettings, Ops, Settings
+
+FIXES = {
+    "syntax": "mend that file of the model: it does not parse",
+    "import": "install that package in the worker's environment, or mend the import in the model's file",
+    "factory": "mend model.factory of {name}: MODULE:CLASS, importable from here or from the folder of --config",
+    "options": "mend model.options of {name}, or what the factory does with them",
+    "weights": "mend model.weights of {name}",
+    "code": "mend the model's code",
+    "crash": "see the end of its message; python -c 'import MODULE' shows the rest",
+}
+"""What to do about a model that does not load, by the cause that `model_probe` names."""
 
 REPLICA_BYTES = 500 * 2**20
 """What a replica takes before its model: torch alone is about 400 MB resident."""
@@ -68,7 +80,7 @@ def _probed(settings: Settings, model: ModelSettings, search: list[Path]) -> Ite
     elif answer.get("question") == "device":
         yield failed("device", error, "set inference.device to auto or cpu, or install a torch build for the device")
     else:
-        yield failed(question, error, f"mend model.factory or model.options of {model.name}")
+        yield failed(question, error, FIXES[answer.get("cause", "crash")].format(name=model.name))
 
 
 def _start(settings: Settings, model: ModelSettings, search: list[Path]) -> bytes:
@@ -109,8 +121,8 @@ def _memory(settings: Settings) -> Finding:
     limit = _container_limit()
     if limit is not None:
         free = min(free, limit)
-    told = f"{free / 2**30:.1f} GiB free; queue, staging and {replicas} replicas take about {needed / 2**30:.1f} GiB"
-    told += " before their models"
+    told = f"{free / 2**30:.1f} GiB free; queue, staging and {counted(replicas, 'replica')} take about "
+    told += f"{needed / 2**30:.1f} GiB before their models"
     if free < needed:
         fix = "lower inference.replicas, batch.max_queue_bytes or batch.max_batch_bytes, or give the worker more memory"
         return warning("memory", told, fix)

@@ -37,8 +37,11 @@ def show(
     import yaml
 
     from forebay.cli import origins
+    from forebay.stream.client_config import consumer_config, producer_config
 
     settings = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap})
+    consumer_config(settings.kafka, settings.batch)  # refuses what a worker would refuse in kafka.client
+    producer_config(settings.kafka, settings.delivery)
     if not explain:
         shown = origins.nested(settings)
         text = orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode() if json else None

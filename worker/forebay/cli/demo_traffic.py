@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
+from forebay.calls import InferenceTimeoutError
 from forebay.cli.demo_examples import Reader, Sample
 from forebay.cli.demo_report import Arrival
-from forebay.errors import ForebayError
 from forebay.records import Record
 from forebay.settings import Kafka
 from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 from forebay.stream.tail import Tail
 from forebay.wire import InferenceError, build_request, parse_outcome
+from forebay.wording import counted
 
 PATIENCE_SECONDS = 60.0
 WINDOW = 256
@@ -73,7 +74,8 @@ class Traffic:
             if self._refused is not None:
                 raise DeliveryError(f"the broker did not take a request: {self._refused}")
             if now - heard > PATIENCE_SECONDS:
-                raise ForebayError(f"{len(self._waiting)} requests got no result: {', '.join(self._waiting)}"[:500])
+                count = counted(len(self._waiting), "request")
+                raise InferenceTimeoutError(f"{count} got no result: {', '.join(self._waiting)}"[:500])
 
     def count_duplicates(self) -> int:
         """Listen a moment longer and return how many requests got more than one outcome."""

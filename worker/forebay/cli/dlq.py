@@ -12,6 +12,7 @@ import typer
 
 from forebay.cli.options import AsJson, Bootstrap, ConfigFile, SetValues, read_settings
 from forebay.errors import UsageError
+from forebay.wording import counted, times
 
 if TYPE_CHECKING:
     from forebay.cli.letters import Letter, Selection
@@ -104,15 +105,14 @@ def list_letters(
             )
             console.print(Text(f"    {printable(letter.message)} ({letter.origin}, {_counted(letter)})", "dim"))
     if not json:
-        counted = ", ".join(f"{count} {name}" for name, count in codes.most_common())
-        typer.echo(
-            f"{codes.total()} dead letters on {kafka.dead_letter_topic}{': ' + counted if counted else ''}", err=True
-        )
+        by_code = ", ".join(f"{count} {name}" for name, count in codes.most_common())
+        letters_found = counted(codes.total(), "dead letter")
+        typer.echo(f"{letters_found} on {kafka.dead_letter_topic}{': ' + by_code if by_code else ''}", err=True)
 
 
 def _counted(letter: Letter) -> str:
-    replays = f", replayed {letter.replays} times" if letter.replays else ""
-    return f"{letter.attempts} attempts{replays}"
+    replays = f", replayed {times(letter.replays)}" if letter.replays else ""
+    return f"{counted(letter.attempts, 'attempt')}{replays}"
 
 
 def show(
@@ -140,11 +140,11 @@ def show(
         typer.echo(orjson.dumps(told).decode())
         return
     typer.echo(printable(f"{found.id}: {found.code}: {found.message}"))
-    typer.echo(f"from {found.origin}, written {show_time(record.timestamp_ms)}, {found.attempts} attempts\n")
+    typer.echo(f"from {found.origin}, written {show_time(record.timestamp_ms)}, {_counted(found)}\n")
     for name, value in headers.items():
         typer.echo(printable(f"  {name}: {value}"))
     payload = record.value or b""
-    typer.echo(f"\n{len(payload):,} bytes:")
+    typer.echo(f"\n{counted(len(payload), 'byte')}:")
     typer.echo(printable(payload[:4096].decode("utf-8", "backslashreplace")) + ("…" if len(payload) > 4096 else ""))
 
 
@@ -195,7 +195,7 @@ def replay(
         where = ", ".join(f"{topic} ({count})" for topic, count in done.topics.items()) or "nowhere"
         typer.echo(f"{'would replay' if dry_run else 'replayed'} {done.replayed} to {where}")
         if done.exhausted:
-            typer.echo(f"left out {done.exhausted} that were replayed {max_replays} times already (--max-replays)")
+            typer.echo(f"left out {done.exhausted} that were replayed {times(max_replays)} already (--max-replays)")
         if done.homeless:
             typer.echo(f"left out {done.homeless} without {'kafka_dlt-original-topic'}: not written by Forebay")
         if next_since:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from forebay.errors import EXIT_CONFIG, EXIT_UNAVAILABLE
+from forebay.wording import counted
 
 
 class State(StrEnum):
@@ -21,7 +22,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer. `fix` is what to do, or None; `unavailable` marks a failure to reach Kafka."""
+    """One answer. `fix` is what to do, or None; other ways to do it follow on lines of their own.
+
+    `unavailable` marks a failure to reach Kafka.
+    """
 
     question: str
     state: State
@@ -66,7 +70,7 @@ def as_json(findings: list[Finding]) -> dict[str, Any]:
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """Print a line per answer, each failure with its fix below it on a line of its own, ready to copy."""
+    """Print a line per answer, each failure with its fix below it, each way on a line of its own, ready to copy."""
     from rich.console import Console
     from rich.text import Text
 
@@ -82,7 +86,8 @@ def print_findings(findings: list[Finding]) -> None:
         mark, style = marks[finding.state]
         told = Text(finding.told, "dim" if finding.state is State.SKIPPED else "")
         console.print(Text.assemble((mark, style), " ", (finding.question.ljust(width), "bold"), "  ", told))
-        if finding.fix:
-            console.print(Text(f"  → {finding.fix}", style))
+        for line in (finding.fix or "").splitlines():
+            console.print(Text(f"  → {line}", style))
     counts = {state: sum(1 for one in findings if one.state is state) for state in State}
-    console.print(f"\n{counts[State.FAILED]} failed, {counts[State.WARNING]} warnings, {counts[State.OK]} ok")
+    warnings = counted(counts[State.WARNING], "warning")
+    console.print(f"\n{counts[State.FAILED]} failed, {warnings}, {counts[State.OK]} ok")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.errors import ForebayError
+from forebay.calls import InferenceTimeoutError
 from forebay.records import Record
 from forebay.stream.exchange import Exchange, Sent
 from forebay.wire import text_header
@@ -100,7 +100,9 @@ class Load:
             if left > 0:
                 time.sleep(left)
         elif not self._room.acquire(timeout=shape.timeout):
-            raise ForebayError(f"no result came within {shape.timeout:g} s: is a worker running on this topic?")
+            raise InferenceTimeoutError(
+                f"no result came within {shape.timeout:g} s: is a worker running that reads this topic? (forebay run)"
+            )
 
     def _send(self, number: int, due: float, shape: Shape) -> None:
         value, headers = self._requests[number % len(self._requests)]

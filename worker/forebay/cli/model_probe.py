@@ -37,10 +37,24 @@ def probe(question: bytes) -> dict[str, Any]:
     try:
         model = loading.load(start, device)
     except ForebayError as error:
-        return found | {"error": str(error), "question": "model"}
+        return found | {"error": str(error), "question": "model", "cause": cause_of(error)}
     for side in ("inputs", "outputs"):
         found[side] = [f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in getattr(model, side)]
     return found
+
+
+def cause_of(error: Exception) -> str:
+    """Name what has to be mended for a model to load, as a key of `check_machine.FIXES`."""
+    told, behind = str(error), error.__cause__
+    if isinstance(behind, SyntaxError):
+        return "syntax"
+    if isinstance(behind, ImportError):
+        return "factory" if "there is no module" in told else "import"
+    if "with model.options failed" in told:
+        return "options"
+    if told.startswith("model.weights"):
+        return "weights"
+    return "factory" if behind is None and told.startswith(("model.factory", "model.path")) else "code"
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import typer
 from forebay.cli.letters import Letter
 from forebay.cli.progress import counting
 from forebay.settings import Kafka
-from forebay.stream.publish import Publication, Publisher, Receipt
+from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 
 
 @dataclass(slots=True)
@@ -49,7 +49,10 @@ def replay_letters(
                 while rate and (left := start + sent / rate - time.monotonic()) > 0:
                     publisher.poll(min(left, 0.1))
                 record = letter.record
-                publisher.publish(Publication(topic, record.value, record.key, letter.request_headers()), note)
+                try:
+                    publisher.publish(Publication(topic, record.value, record.key, letter.request_headers()), note)
+                except DeliveryError as error:  # this letter cannot be sent; the next ones may
+                    note(Receipt(topic, -1, -1, str(error)))
                 publisher.poll()
                 sent += 1
                 advance(sent)

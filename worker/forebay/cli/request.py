@@ -23,7 +23,7 @@ from forebay.cli.send import (
 from forebay.errors import UsageError
 
 if TYPE_CHECKING:
-    from forebay.cli.sources import Prepared
+    from forebay.cli.documents import Form, Prepared
     from forebay.records import Record
     from forebay.settings import Kafka
 
@@ -48,6 +48,24 @@ def exchange_one(kafka: Kafka, id: str, request: Prepared, reply_to: str | None,
         exchange.close()
 
 
+def only_request(path: str, form: Form) -> Prepared:
+    """Read a file with one request; UsageError for none and for several."""
+    from forebay.cli.sources import STDIN, read_requests
+
+    found = read_requests([path], form)
+    first = next(found, None)
+    name = "standard input" if path == STDIN else path
+    if first is None:
+        raise UsageError(f"{name} holds no request")
+    more = sum(1 for _ in found)
+    if more:
+        raise UsageError(
+            f"{name} holds {1 + more} requests and forebay request sends one; forebay send takes many, and forebay "
+            "results shows what comes back; nothing was sent"
+        )
+    return first
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(request)
@@ -60,7 +78,7 @@ def request(
     ] = None,
     inputs: Annotated[
         str | None,
-        typer.Option("--inputs", metavar="JSON", help='The request itself: {"x": [[1, 2]]}.', show_default=False),
+        typer.Option("--inputs", metavar="JSON", help='The request itself: {"x": [[1.0, 2.0]]}.', show_default=False),
     ] = None,
     input: InputName = "input",
     encoding: EncodingName = "binary",
@@ -82,19 +100,18 @@ def request(
 ) -> int:
     """Send one request and print its result.
 
+    The file holds a request as `forebay send` takes it: numbers with a point become FP32, whole ones INT64.
     Exits with 1 for an error result or if none came in time; the message says how far the request got.
     """
     from forebay.cli.send import identify
-    from forebay.cli.sources import inline_request, read_requests
+    from forebay.cli.sources import inline_request
 
     if (path is None) == (inputs is None):
         raise UsageError("give either a file (or -) or --inputs JSON")
     kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     told = make_headers(model, max(1, int(timeout * 1000)), priority, header)
     form = make_form(input, encoding, pixels, size, raw, told)
-    found = inline_request(inputs, form) if inputs is not None else next(read_requests([path or "-"], form), None)
-    if found is None:
-        raise UsageError(f"{path} holds no request")
+    found = inline_request(inputs, form) if inputs is not None else only_request(path or "-", form)
     name, found_headers = identify(found, id)
     ready = type(found)(found.value, found_headers, name, found.origin)
     started = time.monotonic()

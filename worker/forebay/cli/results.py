@@ -46,6 +46,17 @@ def follow(tail: Tail, ids: list[str], count: int | None, until_end: bool, timeo
     return shown
 
 
+def _say_from_where(topic: str, from_beginning: bool, until_end: bool) -> None:
+    """Explain an empty screen before it is one; on standard error, so that it is in no program's way."""
+    if until_end:
+        if not from_beginning:
+            typer.echo(f"{topic} is read from its end to its end; --from-beginning shows what is there", err=True)
+        return
+    start = "beginning" if from_beginning else "end"
+    earlier = "" if from_beginning else "; --from-beginning shows earlier ones"
+    typer.echo(f"following {topic} from its {start} (Ctrl-C ends it){earlier}", err=True)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(results)
@@ -84,6 +95,7 @@ def results(
     wanted = count if count is not None else len(ids) or None
     tail = Tail(kafka, [topic or kafka.output_topic], "beginning" if from_beginning else "end")
     tail.open()
+    _say_from_where(topic or kafka.output_topic, from_beginning, until_end)
     try:
         shown = follow(tail, ids, wanted, until_end, timeout, json)
     finally:

@@ -78,8 +78,7 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     from forebay.stream.client_config import client_config, consumer_config, producer_config
 
     kafka = settings.kafka
-    consumer_config(kafka, settings.batch)
-    producer_config(kafka, settings.delivery)
+    admin.refuse_bad_properties(consumer_config(kafka, settings.batch), producer_config(kafka, settings.delivery))
     config = client_config(kafka)
     try:
         counts = admin.partition_counts(config)

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from forebay.cli.options import AsJson, Bootstrap, ConfigFile, SetValues, read_settings
+from forebay.errors import UsageError
+from forebay.wording import counted
 
 if TYPE_CHECKING:
-    from forebay.cli.sources import Form, Prepared
+    from forebay.cli.documents import Form, Prepared
     from forebay.records import Headers
     from forebay.settings import Kafka
     from forebay.stream.publish import Receipt
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(help="Files or folders: .jsonl .ndjson .json .txt .npy .npz, images; - is standard input."),
+    typer.Argument(help="Files or folders: .jsonl .ndjson .json .txt .npy .npz, images; - or none is standard input."),
 ]
 InputName = Annotated[str, typer.Option("--input", "-i", help="The tensor's name for images, text and .npy.")]
 EncodingName = Annotated[
@@ -60,7 +62,8 @@ def make_form(
     input: str, encoding: Literal["binary", "json"], pixels: bool, size: str | None, raw: bool, headers: Headers
 ) -> Form:
     """Make the form of requests that the command line describes; `headers` are ready to send."""
-    from forebay.cli.sources import Form, parse_size
+    from forebay.cli.documents import Form
+    from forebay.cli.sources import parse_size
     from forebay.wire import RequestOptions
 
     return Form(input, encoding, pixels, parse_size(size), raw, RequestOptions(headers=headers))
@@ -95,7 +98,10 @@ def identify(request: Prepared, wanted: str | None) -> tuple[str, Headers]:
 def publish_all(
     kafka: Kafka, topic: str, requests: Iterable[Prepared], prefix: str | None, rate: float | None, json: bool
 ) -> Tally:
-    """Publish every request, `rate` a second at most, and wait for the acknowledgements."""
+    """Publish every request, `rate` a second at most, and wait for the acknowledgements.
+
+    A request that cannot be read ends it, and so does Ctrl-C; both say how many were sent before.
+    """
     from forebay.cli.progress import counting
     from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 
@@ -123,10 +129,25 @@ def publish_all(
             publisher.flush(60)
             _tell(tally, json)
             advance(tally.acknowledged)
+    except UsageError as error:
+        publisher.flush(60)
+        _tell(tally, json)
+        raise UsageError(f"{error}; {_sent_before(tally, topic)}") from error
+    except KeyboardInterrupt:
+        publisher.close()
+        _tell(tally, json)
+        typer.echo(f"forebay: interrupted; {_sent_before(tally, topic)}", err=True)
+        raise
     finally:
         publisher.close()
         _tell(tally, json)
     return tally
+
+
+def _sent_before(tally: Tally, topic: str) -> str:
+    if not tally.acknowledged:
+        return "nothing was sent"
+    return f"{counted(tally.acknowledged, 'request')} before it went to {topic}"
 
 
 def _keep_pace(poll: Callable[[float], None], start: float, done: int, rate: float | None) -> None:
@@ -183,15 +204,18 @@ def send(
 ) -> int:
     """Publish requests from JSON lines, files or images.
 
-    A line of JSON is an Open Inference Protocol request, sent as it is, or `{"tensor": values}`.
-    With --json one line per record says where it is.
+    A line of JSON is an Open Inference Protocol request, sent as it is, or the short form, tensors by name:
+    `{"id": "p0", "x": [[1.0, 2.0]]}`, where id, parameters and outputs may be left out. In it numbers with a point
+    become FP32 and whole ones INT64, so write 1.0 for a model of floats; arrays of .npy keep their type. Files are
+    checked whole before anything is sent. With --json one line per record says where it is.
     """
-    from forebay.cli.sources import read_requests
+    from forebay.cli.sources import check_requests, read_requests
     from forebay.stream.tail import Tail
 
     kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     where = topic or kafka.input_topics[0]
     form = make_form(input, encoding, pixels, size, raw, make_headers(model, timeout_ms, priority, header))
+    check_requests(paths or [], form)
     Tail.require(kafka, where)
     started = time.monotonic()
     tally = publish_all(kafka, where, read_requests(paths or [], form), id_prefix, rate, json)

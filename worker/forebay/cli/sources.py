@@ -6,41 +6,18 @@ Each becomes a record value with headers. Knows files and the wire, and nothing 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
+import typer
 
+from forebay.cli.documents import Form, Prepared, build, document
 from forebay.errors import UsageError
-from forebay.records import Headers
-from forebay.wire import RequestOptions, WireEncoding, WireError, build_request
+from forebay.wire import WireError
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"})
 STDIN = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How files become requests. `input` names the tensor where a file does not; `size` is (height, width)."""
-
-    input: str = "input"
-    encoding: WireEncoding = "binary"
-    pixels: bool = False
-    size: tuple[int, int] | None = None
-    raw: bool = False
-    options: RequestOptions = field(default_factory=lambda: RequestOptions())
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready to send. `id` is what the body or the file says, else None; `origin` is for messages."""
-
-    value: bytes
-    headers: Headers
-    id: str | None
-    origin: str
 
 
 def read_requests(paths: Sequence[str], form: Form) -> Iterator[Prepared]:
@@ -50,6 +27,7 @@ def read_requests(paths: Sequence[str], form: Form) -> Iterator[Prepared]:
     """
     for path in paths or [STDIN]:
         if path == STDIN:
+            _say_that_it_waits(form)
             yield from _lines("standard input", sys.stdin.buffer, form)
             continue
         files = [Path(path)]
@@ -59,9 +37,32 @@ def read_requests(paths: Sequence[str], form: Form) -> Iterator[Prepared]:
             yield from _file(file, form)
 
 
+def can_be_read_twice(path: str) -> bool:
+    """Whether reading a path takes nothing away: a file or a folder, but no pipe and not standard input."""
+    return path != STDIN and (Path(path).is_file() or Path(path).is_dir())
+
+
+def check_requests(paths: Sequence[str], form: Form) -> int:
+    """Read every request that can be read again, so that a bad one is met before any is sent; give how many.
+
+    Raises what `read_requests` raises. A pipe and standard input are left alone.
+    """
+    again = [path for path in paths if can_be_read_twice(path) or not (path == STDIN or Path(path).exists())]
+    try:
+        return sum(1 for _ in read_requests(again, form)) if again else 0
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was sent") from error
+
+
+def _say_that_it_waits(form: Form) -> None:
+    if sys.stdin.buffer.isatty():
+        what = "lines to send as they are" if form.raw else "requests, one JSON object per line"
+        typer.echo(f"reading {what}, from standard input; Ctrl-D ends it", err=True)
+
+
 def inline_request(text: str, form: Form) -> Prepared:
     """Give the request that a JSON text of the command line says."""
-    return _document("--inputs", text.encode(), form)
+    return document("--inputs", text.encode(), form)
 
 
 def parse_header(text: str) -> tuple[str, bytes]:
@@ -131,65 +132,18 @@ def _lines(origin: str, lines: Iterable[bytes], form: Form) -> Iterator[Prepared
         if form.raw:
             yield Prepared(text, list(form.options.get("headers") or ()), None, f"{origin}:{number}")
         elif text.strip():
-            yield _document(f"{origin}:{number}", text, form)
+            yield document(f"{origin}:{number}", text, form)
 
 
 def _json(file: Path, form: Form) -> Iterator[Prepared]:
-    yield _document(str(file), file.read_bytes(), form)
-
-
-def _document(origin: str, text: bytes, form: Form) -> Prepared:
-    """Take an OIP document as it is, or build a request from `{"name": values}`."""
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise UsageError(f"{origin}: not JSON: {error}; use --raw to send it all the same") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{origin}: a request is a JSON object, not {type(document).__name__}")
-    if isinstance(document.get("inputs"), list) and all(isinstance(entry, dict) for entry in document["inputs"]):
-        _check(origin, text)
-        _, headers = build_request({"any": [0]}, encoding="json", **_without_document(form.options))
-        return Prepared(text, headers, document.get("id"), origin)
-    return _build(origin, document, form, None)
-
-
-def _without_document(options: RequestOptions) -> RequestOptions:
-    """Keep what travels as headers; the document stays as it is."""
-    kept = options.copy()
-    for name in ("id", "outputs", "parameters"):
-        kept.pop(name, None)  # type: ignore[misc]
-    return kept
-
-
-def _check(origin: str, text: bytes) -> None:
-    from pydantic import ValidationError
-
-    from forebay_schemas import InferenceRequest
-
-    try:
-        InferenceRequest.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise UsageError(
-            f"{origin}: {place + ': ' if place else ''}{message}; use --raw to send it all the same"
-        ) from error
-
-
-def _build(origin: str, inputs: Mapping[str, Any], form: Form, id: str | None) -> Prepared:
-    try:
-        value, headers = build_request(inputs, encoding=form.encoding, **form.options)
-    except WireError as error:
-        raise UsageError(f"{origin}: {error}") from error
-    return Prepared(value, headers, id, origin)
+    yield document(str(file), file.read_bytes(), form)
 
 
 def _text(file: Path, form: Form) -> Iterator[Prepared]:
     """One request per line that is not empty."""
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         if line.strip():
-            yield _build(f"{file}:{number}", {form.input: [line]}, form, None)
+            yield build(f"{file}:{number}", {form.input: [line]}, form, None)
 
 
 def _arrays(file: Path, form: Form) -> Iterator[Prepared]:
@@ -200,13 +154,13 @@ def _arrays(file: Path, form: Form) -> Iterator[Prepared]:
     except ValueError as error:
         raise UsageError(f"{file}: not an array file without pickled objects: {error}") from error
     inputs = {form.input: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    yield _build(str(file), inputs, form, file.stem)
+    yield build(str(file), inputs, form, file.stem)
 
 
 def _image(file: Path, form: Form) -> Iterator[Prepared]:
     """The encoded file as one BYTES element, or its pixels as UINT8 [1, height, width, 3]."""
     content = [file.read_bytes()] if not form.pixels else _pixels(file, form.size)
-    yield _build(str(file), {form.input: content}, form, file.stem)
+    yield build(str(file), {form.input: content}, form, file.stem)
 
 
 def _pixels(file: Path, size: tuple[int, int] | None) -> Any:

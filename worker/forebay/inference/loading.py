@@ -69,12 +69,21 @@ def verify_eval(model: Model) -> None:
 
 def where(error: BaseException) -> str:
     """Describe an error of the user's code: type, message and the line that raised it."""
-    text = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+    try:
+        said = str(error).strip() or "no message"
+    except Exception:  # the user's own __str__ raises: its error must not become ours
+        said = "its message cannot be shown"
+    text = f"{type(error).__name__}: {said}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith("<") and not _MACHINERY.search(frame.filename)]
     if own and not isinstance(error, SyntaxError):  # a syntax error says its own place
         text += f" ({Path(own[-1].filename).name}:{own[-1].lineno})"
-    return " ".join(text.split())[:500]
+    return printable(" ".join(text.split())[:500])
+
+
+def printable(text: str) -> str:
+    """Return a text that UTF-8 can carry: Python puts lone surrogates into names that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _make(start: Start) -> Model:

@@ -18,7 +18,7 @@ import torch
 from forebay.errors import ModelError
 from forebay.inference.declared import TORCH, ContractError, as_declared, finite_rows
 from forebay.inference.devices import Device, is_out_of_memory, is_sticky
-from forebay.inference.loading import where
+from forebay.inference.loading import printable, where
 from forebay.inference.messages import Done, Mistake, Part, Placed, Run, Start
 from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
 from forebay.inference.preparation import Inputs, Preparation
@@ -233,7 +233,7 @@ class Runner:
         return Placed(start, size, dims)
 
     def _mistake(self, request: int, code: Code, message: str) -> None:
-        self._done.mistakes.append(Mistake(request, code.value, message[:500]))
+        self._done.mistakes.append(Mistake(request, code.value, printable(message[:500])))
 
 
 def _rows_of(value: Any, begin: int, end: int, rows: int) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Producer,
     TopicPartition,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it does not say what it exports
@@ -28,24 +29,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it does not
 
 from forebay.errors import ConfigError, KafkaUnavailableError
 from forebay.stream import mock
+from forebay.stream.asking import Config, retrying, unavailable
+from forebay.stream.troubles import topic_missing
 
-Config = Mapping[str, Any]
 Partition = tuple[str, int]
-T = TypeVar("T")
 TIMEOUT_SECONDS = 15.0
-_PASSING = {
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError._TRANSPORT,
-}
-"""What a request meets while a new topic or a coordinator settles on its broker; the client does not retry these."""
 
 
 def connect(config: Config) -> AdminClient:
@@ -93,7 +81,7 @@ def create_topics(
     if not topics:
         return []
     client = connect(config)
-    before = _metadata(client, timeout_seconds)
+    before = _metadata(client, config, timeout_seconds)
     if mock.is_mock(before):
         return mock.make_topics(client, [name for name in topics if name not in before.topics], timeout_seconds)
     wanted = [NewTopic(name, count, replication, config=dict(topic_config or {})) for name, count in topics.items()]
@@ -106,7 +94,7 @@ def create_topics(
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ConfigError(f"topic {name} cannot be created: {error.args[0].str()}") from error
-    _await_leaders(client, topics, timeout_seconds)
+    _await_leaders(client, config, topics, timeout_seconds)
     return made
 
 
@@ -115,7 +103,7 @@ def delete_topics(config: Config, names: Sequence[str], timeout_seconds: float =
     if not names:
         return
     client = connect(config)  # held: a client that is let go fails its own futures
-    if mock.is_mock(_metadata(client, timeout_seconds)):
+    if mock.is_mock(_metadata(client, config, timeout_seconds)):
         return
     for name, future in client.delete_topics(list(names), operation_timeout=timeout_seconds).items():
         try:
@@ -127,7 +115,7 @@ def delete_topics(config: Config, names: Sequence[str], timeout_seconds: float =
 
 def partition_counts(config: Config, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, int]:
     """Return every topic that this client may see, with its number of partitions."""
-    return _counts(connect(config), timeout_seconds)
+    return _counts(connect(config), config, timeout_seconds)
 
 
 def end_offsets(
@@ -157,21 +145,32 @@ def committed_offsets(
     places = [TopicPartition(name, number) for name in topics for number in range(counts.get(name, 0))]
     consumer = Consumer({"log_level": 0, **config, "group.id": group, "enable.auto.commit": False})
     try:
-        found = _retrying(lambda left: consumer.committed(places, timeout=left), timeout_seconds) if places else []
+        found = retrying(lambda left: consumer.committed(places, timeout=left), timeout_seconds) if places else []
     except KafkaException as error:
-        raise _unavailable(config, error) from error
+        raise unavailable(config, error) from error
     finally:
         consumer.close()
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+
+def refuse_bad_properties(consumer: Config, producer: Config) -> None:
+    """Raise ConfigError where the client does not take a property; better now than after a model was loaded."""
+    quiet = {"log_level": 0, "error_cb": lambda error: None}
+    try:
+        Producer({**producer, **quiet}).purge()
+        Consumer({**consumer, **quiet}).close()
+    except (KafkaException, ValueError, TypeError) as error:
+        said = error.args[0].str() if isinstance(error, KafkaException) else error
+        raise ConfigError(f"kafka.client: the Kafka client refuses it: {said}") from error
 
 
 def wake_coordinator(config: Config, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
     """Let a new cluster make its offsets topic, which the first group otherwise waits three seconds for."""
     consumer = Consumer({"log_level": 0, **config, "group.id": "forebay.wake", "enable.auto.commit": False})
     try:
-        _retrying(lambda left: consumer.committed([TopicPartition("forebay.wake", 0)], timeout=left), timeout_seconds)
+        retrying(lambda left: consumer.committed([TopicPartition("forebay.wake", 0)], timeout=left), timeout_seconds)
     except KafkaException as error:
-        raise _unavailable(config, error) from error
+        raise unavailable(config, error) from error
     finally:
         consumer.close()
 
@@ -195,30 +194,18 @@ def topic_settings(config: Config, topic: str, timeout_seconds: float = TIMEOUT_
     try:
         return {name: entry.value for name, entry in future.result().items()}
     except KafkaException as error:
-        raise _unavailable(config, error) from error
-
-
-def _retrying(ask: Callable[[float], T], timeout_seconds: float) -> T:
-    """Ask until there is an answer; `ask` gets the seconds that are left."""
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            return ask(max(0.1, deadline - time.monotonic()))
-        except KafkaException as error:
-            if error.args[0].code() not in _PASSING or time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
+        raise unavailable(config, error) from error
 
 
 def _offsets(
     config: Config, topics: Iterable[str], spec: Any, committed_only: bool, timeout_seconds: float
 ) -> dict[Partition, int]:
     client = connect(config)
-    counts = _counts(client, timeout_seconds)
+    counts = _counts(client, config, timeout_seconds)
     names = list(topics)
     missing = [name for name in names if name not in counts]
     if missing:
-        raise ConfigError(f"topic {missing[0]} does not exist on {config['bootstrap.servers']}; create it")
+        raise ConfigError(topic_missing(missing[0], str(config["bootstrap.servers"])))
     wanted = {TopicPartition(name, number): spec for name in names for number in range(counts[name])}
     if not wanted:
         return {}
@@ -229,33 +216,29 @@ def _offsets(
         return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
 
     try:
-        return _retrying(ask, timeout_seconds)
+        return retrying(ask, timeout_seconds)
     except KafkaException as error:
-        raise _unavailable(config, error) from error
+        raise unavailable(config, error) from error
 
 
-def _counts(client: AdminClient, timeout_seconds: float) -> dict[str, int]:
-    return {name: len(topic.partitions) for name, topic in _metadata(client, timeout_seconds).topics.items()}
+def _counts(client: AdminClient, config: Config, timeout_seconds: float) -> dict[str, int]:
+    return {name: len(topic.partitions) for name, topic in _metadata(client, config, timeout_seconds).topics.items()}
 
 
-def _metadata(client: AdminClient, timeout_seconds: float) -> ClusterMetadata:
+def _metadata(client: AdminClient, config: Config, timeout_seconds: float) -> ClusterMetadata:
     try:
         return client.list_topics(timeout=timeout_seconds)
     except KafkaException as error:
-        raise KafkaUnavailableError(f"Kafka does not answer: {error.args[0].str()}") from error
+        raise unavailable(config, error) from error
 
 
-def _await_leaders(client: AdminClient, topics: Mapping[str, int], timeout_seconds: float) -> None:
+def _await_leaders(client: AdminClient, config: Config, topics: Mapping[str, int], timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
-        seen = _metadata(client, timeout_seconds).topics
+        seen = _metadata(client, config, timeout_seconds).topics
         found = [list(seen[name].partitions.values()) if name in seen else [] for name in topics]
         if all(partitions and all(part.leader >= 0 for part in partitions) for partitions in found):
             return
         if time.monotonic() > deadline:
             raise KafkaUnavailableError(f"{', '.join(topics)}: still no leader after {timeout_seconds:.0f} s")
         time.sleep(0.02)
-
-
-def _unavailable(config: Config, error: KafkaException) -> KafkaUnavailableError:
-    return KafkaUnavailableError(f"Kafka at {config.get('bootstrap.servers')} refused: {error.args[0].str()}")

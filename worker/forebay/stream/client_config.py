@@ -116,6 +116,7 @@ def producer_config(kafka: Kafka, delivery: Delivery) -> dict[str, Any]:
         "message.max.bytes": 67_108_864,
         "partitioner": "murmur2_random",  # so that Java readers find a key in the same partition
         "sticky.partitioning.linger.ms": 0,
+        "topic.metadata.propagation.max.ms": 5_000,  # a reply topic that does not exist must hold nobody up
     }
     if delivery.guarantee == "exactly_once":
         config |= {

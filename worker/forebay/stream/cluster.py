@@ -5,7 +5,6 @@ Blocks the caller's thread within its time limits. Never used by the loop.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,21 +14,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from forebay.settings import Kafka
+from forebay.stream.addresses import Address
 from forebay.stream.client_config import client_config
 from forebay.stream.publish import QUIET
 from forebay.stream.reaching import RefusedError, metadata
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host and port, and what went wrong when connecting to it, None if nothing did."""
-
-    host: str
-    port: int
-    error: str | None = None
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ class Cluster:
         """Connect, log in, and list brokers and topics. Raises RefusedError or KafkaUnavailableError."""
         config = client_config(self.kafka) | {"logger": QUIET, "error_cb": self._errors.append}
         self._client = AdminClient(config)
-        found = metadata(self._client, self._errors, time.monotonic() + self.timeout)
+        found = metadata(self._client, self.kafka.bootstrap_servers, self._errors, time.monotonic() + self.timeout)
         self.brokers = [Address(broker.host, broker.port) for broker in found.brokers.values()]
         self.topics = set(found.topics)
 
@@ -89,31 +77,6 @@ class Cluster:
             if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise RefusedError(error.args[0].str()) from error
             return None
-
-
-def connect_to(servers: str, timeout: float = 3.0) -> list[Address]:
-    """Try to open a TCP connection to each of `host:port,host:port`."""
-    return [probe(*_split(server), timeout) for server in servers.split(",") if server.strip()]
-
-
-def probe(host: str, port: int, timeout: float = 3.0) -> Address:
-    """Try to open a TCP connection."""
-    try:
-        socket.create_connection((host, port), timeout=timeout).close()
-    except socket.gaierror:
-        return Address(host, port, "the name does not resolve")
-    except TimeoutError:
-        return Address(host, port, f"no answer within {timeout:g} s: a firewall, or a wrong address")
-    except (OSError, OverflowError) as error:
-        return Address(host, port, (getattr(error, "strerror", None) or str(error)).lower())
-    return Address(host, port)
-
-
-def _split(server: str) -> tuple[str, int]:
-    host, _, port = server.strip().rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():
-        return server.strip(), 9092
-    return host.strip("[]"), int(port)
 
 
 def _rights(operations: Sequence[Any] | None) -> frozenset[str] | None:

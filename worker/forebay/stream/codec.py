@@ -7,11 +7,13 @@ their signatures alone.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import simdjson
 
 from forebay.errors import RequestError
@@ -220,6 +222,10 @@ class Decoder:
                 self._parser = simdjson.Parser()  # a document of the last call is still referenced somewhere
                 return self._parser.parse(value)
         except (ValueError, RuntimeError) as error:
+            if str(error).startswith(("BIGINT_ERROR", "NUMBER_ERROR")):
+                with contextlib.suppress(ValueError, RuntimeError):
+                    # JavaScript writes 1e20 with all its digits; simdjson knows whole numbers up to 64 bits only.
+                    return simdjson.Parser().parse(orjson.dumps(orjson.loads(value)))
             raise RequestError(Code.INVALID_PAYLOAD, f"the value is not valid JSON: {brief(error)}") from None
 
     def _binary(self, value: bytes, envelope: Envelope, shape: Shape) -> tuple[Plan, list[Any]]:

@@ -75,7 +75,8 @@ class Consumer:
         self._client: Any = None
         self._listener: Listener | None = None
         self._failed: BaseException | None = None
-        self._pause_again = False
+        self._assignment_changed = False
+        self._held: set[Partition] = set()
         self.events: deque[Event] = deque()
         self.commits: deque[tuple[dict[Partition, int], dict[Partition, str]]] = deque()
         self.commits_in_flight = 0
@@ -102,9 +103,12 @@ class Consumer:
         `consume(n, t)` would wait out `t` to fill `n`. Raises KafkaFatalError when the client cannot go on.
         """
         client = self._client
-        if self._pause_again:
-            self._pause_again = False
-            client.pause(client.assignment())
+        if self._assignment_changed:
+            self._assignment_changed = False
+            if self.paused:
+                self._hold()
+            else:
+                self._let_go()
         messages: list[Any] = []
         if wait > 0:
             first = client.poll(wait)
@@ -120,13 +124,28 @@ class Consumer:
 
     def pause(self) -> None:
         """Stop fetching. What the client had prefetched is thrown away and fetched again later."""
-        self._client.pause(self._client.assignment())
+        self._hold()
         self.paused = True
 
     def resume(self) -> None:
         """Fetch again, from the position of the last record that `receive` returned."""
-        self.paused = self._pause_again = False
-        self._client.resume(self._client.assignment())
+        self.paused = False
+        self._let_go()
+
+    def _hold(self) -> None:
+        assignment = self._client.assignment()
+        self._client.pause(assignment)
+        self._held |= {Partition(p.topic, p.partition) for p in assignment}
+
+    def _let_go(self) -> None:
+        """Resume what was paused and is assigned.
+
+        The client remembers the pause of a partition that is taken away, and would never fetch it when it is back.
+        """
+        held = [p for p in self._client.assignment() if (p.topic, p.partition) in self._held]
+        if held:
+            self._client.resume(held)
+            self._held -= {Partition(p.topic, p.partition) for p in held}
 
     def commit(self, marks: dict[Partition, int]) -> None:
         """Ask the broker to keep `marks`; the answer appears in `commits` after a later `receive`.
@@ -230,8 +249,7 @@ class Consumer:
         def callback(_: Any, partitions: list[Any]) -> None:
             if self._listener is None:
                 return
-            if self.paused:
-                self._pause_again = True
+            self._assignment_changed = True
             try:
                 pick(self._listener)([Partition(p.topic, p.partition) for p in partitions])
             except BaseException as error:

@@ -18,6 +18,7 @@ from forebay.records import Headers, Record, Reply
 from forebay.settings import Kafka
 from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 from forebay.stream.tail import Followed, Tail
+from forebay.wording import counted
 from forebay_schemas.headers import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC
 
 
@@ -137,7 +138,10 @@ class Exchange:
         others = self._counts.unmatched - sent.others_before
         told = f"it is {sent.receipt}, acknowledged after {sent.acknowledged_after * 1000:.0f} ms; "
         if others:
-            return told + f"{others} outcomes of other requests arrived on {where} meanwhile: the worker is behind"
+            return (
+                told
+                + f"{counted(others, 'outcome')} of other requests arrived on {where} meanwhile: the worker is behind"
+            )
         return told + f"nothing arrived on {where} meanwhile: is a worker running that reads {sent.receipt.topic}?"
 
     def close(self, timeout: float = 10.0) -> None:

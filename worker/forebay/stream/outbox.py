@@ -20,14 +20,8 @@ import confluent_kafka as ck
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Outcome, Partition
 from forebay.stream.results import Encoder
+from forebay.stream.verdicts import NO_SUCH_PARTITION, NO_SUCH_TOPIC, TOO_LARGE
 
-_TOO_LARGE = {ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE}
-_NO_SUCH_TOPIC = {
-    ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
-    ck.KafkaError._UNKNOWN_TOPIC,
-    ck.KafkaError.TOPIC_EXCEPTION,
-    ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TRIES_TOO_LARGE = 3
 _SPREAD = 0.01
@@ -160,17 +154,14 @@ class Outbox:
     def _refused(self, outcome: Outcome, tries: int, error: Any) -> None:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             self._fatal = error.str()
-        elif error.code() in _TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1 and outcome.failure is None:
+        elif error.code() in TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1 and outcome.failure is None:
             self._replace_too_large(outcome, None)
-        elif error.code() in _NO_SUCH_TOPIC and outcome.topic != self._encoder.output_topic:
+        elif error.code() in NO_SUCH_TOPIC and outcome.topic != self._encoder.output_topic:
             self._turn_back(outcome, error.str())
-        elif (
-            error.code() in (ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError._INVALID_ARG)
-            and outcome.partition is not None
-        ):
+        elif error.code() in NO_SUCH_PARTITION and outcome.partition is not None:
             outcome.partition = None  # there is no such reply partition: any of the topic is better than none
             self._produce(outcome)
-        elif error.code() in _TOO_LARGE:
+        elif error.code() in TOO_LARGE:
             # A topic that takes less than a producer's batch refuses whole batches: alone the result may fit.
             again = partial(self._produce, outcome, tries + 1)
             self._again(again, "a batch is too large", _SPREAD * (len(self._retries) + 1))
@@ -223,7 +214,7 @@ class Outbox:
     ) -> None:
         if error is None:
             self._acknowledged(outcome)
-        elif error.code() in _TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1:
+        elif error.code() in TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1:
             headers = self._encoder.dead_letter(outcome) or []
             own = [pair for pair in headers if pair[0].startswith(("kafka_dlt-", "forebay-"))]
             self._produce_dead_letter(outcome, [*own, ("forebay-value-left-out", b"too large for this topic")], None)

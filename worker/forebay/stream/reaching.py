@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from forebay.errors import KafkaUnavailableError
+from forebay.stream.troubles import CLOSED_AT_ONCE, unreachable
 
 _REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 TRY_SECONDS = 1.0
@@ -22,11 +23,11 @@ class RefusedError(KafkaUnavailableError):
     """The broker answered and refused: the login, the certificate, or the right to look."""
 
 
-def metadata(client: Any, errors: Sequence[KafkaError], deadline: float, topic: str | None = None) -> Any:
+def metadata(client: Any, servers: str, errors: Sequence[KafkaError], deadline: float, topic: str | None = None) -> Any:
     """Return the cluster's metadata, of one topic or of all.
 
     `errors` is what the client's `error_cb` appends to, `deadline` a time of the monotonic clock. Raises
-    RefusedError, or KafkaUnavailableError with what the client complained about last.
+    RefusedError, or KafkaUnavailableError with what the client complained about last; both name `servers`.
     """
     question = {} if topic is None else {"topic": topic}
     while True:
@@ -36,14 +37,14 @@ def metadata(client: Any, errors: Sequence[KafkaError], deadline: float, topic: 
             client.poll(0)
             refused = next((one for one in errors if one.code() in _REFUSED), None)
             if refused is not None:
-                raise RefusedError(refused.str()) from error
+                raise RefusedError(f"Kafka refuses at {servers}: {refused.str()}") from error
             if time.monotonic() >= deadline:
-                raise KafkaUnavailableError(complaint(errors) or error.args[0].str()) from error
+                raise KafkaUnavailableError(unreachable(servers, complaint(errors) or error.args[0].str())) from error
 
 
 def complaint(errors: Sequence[KafkaError]) -> str | None:
     """Return what the client complained about last, None if it did not."""
     said = next((one.str() for one in reversed(errors) if one.code() != KafkaError._ALL_BROKERS_DOWN), None)
     if said is None and errors:  # a connection that is made and closed again is no error to the client
-        return "connections are closed again at once; a broker that wants TLS or a login does that: see kafka.security"
+        return CLOSED_AT_ONCE
     return said

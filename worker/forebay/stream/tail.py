@@ -18,7 +18,8 @@ from forebay.records import Partition, Record
 from forebay.settings import Batch, Kafka
 from forebay.stream.client_config import consumer_config
 from forebay.stream.publish import QUIET
-from forebay.stream.reaching import RefusedError, complaint, metadata
+from forebay.stream.reaching import complaint, metadata
+from forebay.stream.troubles import topic_missing
 
 Start = Literal["beginning", "end"] | int
 """Where to start; a number is a Unix time in milliseconds."""
@@ -155,20 +156,13 @@ class Tail:
 
     def _numbers(self, followed: Followed, deadline: float) -> list[int]:
         address = self._kafka.bootstrap_servers
-        try:
-            topic = metadata(self._live, self._errors, deadline, followed.topic).topics[followed.topic]
-        except KafkaUnavailableError as error:
-            verb = "refuses" if isinstance(error, RefusedError) else "does not answer"
-            raise type(error)(f"Kafka {verb} at {address}: {error}") from error
+        topic = metadata(self._live, address, self._errors, deadline, followed.topic).topics[followed.topic]
         if topic.error is None:
             return sorted(topic.partitions if followed.partitions is None else followed.partitions)
         if followed.optional:
             return []
         if topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise ConfigError(
-                f"topic {followed.topic} does not exist; create it: kafka-topics.sh --bootstrap-server {address} "
-                f"--create --topic {followed.topic}"
-            )
+            raise ConfigError(topic_missing(followed.topic, address))
         raise ConfigError(f"topic {followed.topic} cannot be read: {topic.error.str()}")
 
     def _positioned(self, found: list[TopicPartition], start: Start, deadline: float) -> list[TopicPartition]:

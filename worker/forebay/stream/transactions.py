@@ -8,21 +8,19 @@ and the partitions are read again from the committed offsets: librdkafka lacks K
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Outcome, Partition
-from forebay.stream.committer import Answer
-from forebay.stream.offsets import Offsets
 from forebay.stream.results import Encoder
+from forebay.stream.verdicts import Verdict, amend, verdict_on
 from forebay.watchdog import leave_within
 
-_TOO_LARGE = {ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE}
 _GROUP = {
     ck.KafkaError.ILLEGAL_GENERATION,
     ck.KafkaError.UNKNOWN_MEMBER_ID,
@@ -31,6 +29,7 @@ _GROUP = {
 }
 _FENCED = {ck.KafkaError._FENCED, ck.KafkaError.PRODUCER_FENCED, ck.KafkaError.INVALID_PRODUCER_EPOCH}
 _MOST_OUTCOMES = 10_000
+_BAD_TOPIC_SECONDS = 60.0
 _START_SECONDS = 30.0
 
 
@@ -52,7 +51,11 @@ class TransactionalOutbox:
         self._client: Any = None
         self._logger: logging.Logger | None = None
         self._waiting: list[Outcome] = []
-        self._oversize: list[Outcome] = []
+        self._refused: list[tuple[Outcome, Verdict, str]] = []
+        self._verdicts: dict[tuple[str, int, int], tuple[Verdict, str]] = {}
+        self._bad_topics: dict[str, tuple[float, str]] = {}
+        self._alone = 0
+        self._now = 0.0
         self._committed: dict[Partition, int] = {}
         self._again_at = 0.0
         self._pause = 0.1
@@ -65,6 +68,8 @@ class TransactionalOutbox:
     def start(self, logger: logging.Logger | None = None) -> None:
         """Make the producer and fence an earlier life of this worker. Raises ConfigError, KafkaFatalError."""
         self._logger = logger or logging.getLogger("forebay.kafka")
+        if self.limits:
+            self._config["batch.size"] = max(min(1_000_000, *self.limits.values()) * 9 // 10, 1_024)
         try:
             self._client = ck.Producer(self._config, logger=self._logger)
         except ck.KafkaException as error:
@@ -74,10 +79,16 @@ class TransactionalOutbox:
     def send(self, outcome: Outcome, now: float) -> None:
         """Let an outcome wait for the next transaction."""
         self.unacknowledged += 1
-        if outcome.failure is None:
-            limit = self.limits.get(outcome.topic)
-            if limit is not None and len(outcome.value) > limit - 1024:
-                self._replace(outcome)
+        record = outcome.record
+        known = self._verdicts.get((record.topic, record.partition, record.offset))
+        bad = self._bad_topics.get(outcome.topic)
+        limit = self.limits.get(outcome.topic)
+        if known is not None:
+            amend(outcome, *known, self._encoder)
+        elif bad is not None and now < bad[0]:
+            amend(outcome, Verdict.NO_SUCH_TOPIC, bad[1], self._encoder)
+        elif outcome.failure is None and limit is not None and len(outcome.value) > limit - 1024:
+            amend(outcome, Verdict.TOO_LARGE, "", self._encoder)
         self._waiting.append(outcome)
 
     def serve(self, now: float, wait: float = 0.0) -> list[Outcome]:
@@ -88,7 +99,8 @@ class TransactionalOutbox:
         if now < self._again_at:
             self._client.poll(0)
             return []
-        chosen = self._waiting[:_MOST_OUTCOMES]
+        self._now = now
+        chosen = self._waiting[: 1 if self._alone else _MOST_OUTCOMES]
         try:
             with leave_within(self._timeout * 3, KafkaFatalError.exit_code):
                 self._transact(chosen)
@@ -96,9 +108,13 @@ class TransactionalOutbox:
             self._failed(error.args[0], now)
             return []
         del self._waiting[: len(chosen)]
+        self._alone = max(self._alone - 1, 0)
         self.unacknowledged -= len(chosen)
         for outcome in chosen:
-            self._committed[Partition(outcome.record.topic, outcome.record.partition)] = outcome.record.offset + 1
+            record = outcome.record
+            self._committed[Partition(record.topic, record.partition)] = record.offset + 1
+            if self._verdicts:
+                self._verdicts.pop((record.topic, record.partition, record.offset), None)
         self.dead_letters += [o.failure.code for o in chosen if o.failure is not None and self._has_dead_letter(o)]
         self.trouble, self._pause = None, 0.1
         return chosen
@@ -153,29 +169,50 @@ class TransactionalOutbox:
         if self._has_dead_letter(outcome):
             headers = self._encoder.dead_letter(outcome)
             record = outcome.record
-            self._queue(outcome, self._dead_letter_topic, record.value, record.key, -1, headers)
+            value = record.value
+            if (
+                self._verdicts.get((record.topic, record.partition, record.offset), (None,))[0]
+                is Verdict.LETTER_TOO_LARGE
+            ):
+                own = [pair for pair in headers or () if pair[0].startswith(("kafka_dlt-", "forebay-"))]
+                headers, value = [*own, ("forebay-value-left-out", b"too large for this topic")], None
+            self._queue(outcome, self._dead_letter_topic, value, record.key, -1, headers)
 
     def _queue(self, outcome: Outcome, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
-        report = partial(self._reported, outcome)
+        report = functools.partial(self._reported, outcome, topic)
         while True:
             try:
                 self._client.produce(topic, value, key, partition, report, headers=headers)
                 return
             except BufferError:
                 self._client.poll(0.05)
+            except ck.KafkaException as error:
+                self._reported(outcome, topic, error.args[0], None)
+                raise
 
     def _has_dead_letter(self, outcome: Outcome) -> bool:
         return outcome.failure is not None and self._encoder.dead_letter(outcome) is not None
 
-    def _reported(self, outcome: Outcome, error: Any, message: Any) -> None:
-        if error is not None and error.code() in _TOO_LARGE:
-            self._oversize.append(outcome)
+    def _reported(self, outcome: Outcome, topic: str, error: Any, message: Any) -> None:
+        if error is not None:
+            is_letter = topic == self._dead_letter_topic and topic != outcome.topic
+            verdict = verdict_on(error, outcome, self._encoder.output_topic, is_letter=is_letter)
+            if verdict is not None:
+                self._refused.append((outcome, verdict, error.str()))
 
-    def _replace(self, outcome: Outcome) -> None:
-        """Put an error in the place of a result that its topic does not take."""
-        message = f"the result has {len(outcome.value)} bytes, more than {outcome.topic} takes"
-        replaced = self._encoder.too_large(outcome, message)
-        outcome.value, outcome.headers, outcome.failure = replaced.value, replaced.headers, replaced.failure
+    def _amend_refused(self, together: int) -> None:
+        """Change what the brokers refused so that they take it; remember it, should the records be read again."""
+        large = {Verdict.TOO_LARGE, Verdict.LETTER_TOO_LARGE}
+        for outcome, verdict, why in self._refused:
+            if verdict in large and together > 1:
+                self._alone = together  # a topic that takes less than a batch refuses whole batches: try them alone
+                continue
+            record = outcome.record
+            self._verdicts[record.topic, record.partition, record.offset] = (verdict, why)
+            if verdict is Verdict.NO_SUCH_TOPIC:
+                self._bad_topics[outcome.topic] = (self._now + _BAD_TOPIC_SECONDS, why)
+            amend(outcome, verdict, why, self._encoder)
+        self._refused.clear()
 
     def _failed(self, error: Any, now: float) -> None:
         """Decide what a failed transaction means; afterwards nothing of it is visible, or its end is looked up."""
@@ -186,26 +223,25 @@ class TransactionalOutbox:
                 f"another worker uses the transactional id {self._config['transactional.id']!r} and has fenced this "
                 f"one ({error.str()}); give each worker its own delivery.transactional_id"
             )
-        if error.txn_requires_abort() and error.code() not in (ck.KafkaError._TIMED_OUT,):
+        refused, together = bool(self._refused), 1 if self._alone else min(len(self._waiting), _MOST_OUTCOMES)
+        if refused or (error.txn_requires_abort() and error.code() != ck.KafkaError._TIMED_OUT):
             try:
                 self._client.abort_transaction(self._timeout)
             except ck.KafkaException:
-                self._replace_producer()
-                return
-            for outcome in self._oversize:
-                if outcome.failure is None:
-                    self._replace(outcome)
-            self._oversize.clear()
-            if error.code() in _GROUP:
+                # With a refused message in it, it was never committed: its outcomes may be sent again as they are.
+                self._replace_producer(rewind=not refused)
+            self._amend_refused(together)
+            if refused:
+                self._again_at = now
+            elif error.code() in _GROUP:
                 self._again_at = now + 0.02  # the rebalance that is under way says which outcomes are still ours
             return
-        self._replace_producer()
+        self._replace_producer(rewind=True)
 
-    def _replace_producer(self) -> None:
+    def _replace_producer(self, *, rewind: bool) -> None:
         """Start over with the same id: what the old producer may still have under way is fenced."""
         self._client = None
-        self._oversize.clear()
-        self.must_rewind = True
+        self.must_rewind = self.must_rewind or rewind
         self._client = ck.Producer(self._config, logger=self._logger)
         self._begin_anew()
 
@@ -217,47 +253,3 @@ class TransactionalOutbox:
             raise KafkaFatalError(
                 f"the transactional producer {self._config['transactional.id']!r} cannot start: {error.args[0].str()}"
             ) from error
-
-
-class TransactionalCommitter:
-    """The offsets of exactly-once mode: they were committed with their outcomes, but for what the consumer skipped."""
-
-    def __init__(self, outbox: TransactionalOutbox, offsets: Offsets, interval: float) -> None:
-        self._outbox = outbox
-        self._offsets = offsets
-        self._interval = interval
-        self._committed_at = 0.0
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether everything that may be committed is committed."""
-        return not self._outbox.unacknowledged and not self._offsets.committable()
-
-    def settle(self, now: float, *, idle: bool) -> list[Answer]:
-        """Take over what transactions have committed; commit what lies behind the last outcome when all is idle."""
-        answers: list[Answer] = []
-        marks = self._outbox.take_committed()
-        if marks:
-            self._note(marks)
-            answers.append((marks, {}))
-        if idle and not self._outbox.unacknowledged and now - self._committed_at >= self._interval:
-            behind = self._offsets.committable()
-            if behind:
-                self._committed_at = now
-                try:
-                    self._outbox.commit(behind)
-                except ck.KafkaException as error:
-                    self._outbox.failed(error, now)
-                    answers.append((behind, dict.fromkeys(behind, error.args[0].name())))
-                else:
-                    self._note(behind)
-                    answers.append((behind, {}))
-        return answers
-
-    def leave(self, partitions: Iterable[Partition]) -> None:
-        """Do nothing: what is finished was committed with its outcomes."""
-
-    def _note(self, marks: dict[Partition, int]) -> None:
-        self._offsets.requested(marks)
-        for partition, mark in marks.items():
-            self._offsets.committed(partition, mark)

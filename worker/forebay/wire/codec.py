@@ -5,7 +5,8 @@ Runs in the caller's thread; needs numpy and no Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Unpack
 
 import orjson
@@ -42,8 +43,8 @@ def build_request(
 
     Raises WireError, with the tensor's name, for what cannot travel.
     """
-    if not inputs:
-        raise WireError("a request needs at least one input")
+    check_inputs(inputs)
+    check_options(options)
     packed = [pack(name, values) for name, values in inputs.items()]
     rows = {tensor.shape[0] for tensor in packed}
     if len(rows) > 1:
@@ -60,7 +61,32 @@ def build_request(
     return value, headers + _option_headers(options)
 
 
-def _checked_id(id: str) -> str:
+def check_inputs(inputs: Any) -> None:
+    """Raise WireError unless there are tensors by name."""
+    if not isinstance(inputs, Mapping):
+        raise WireError(f"inputs must be a mapping of tensor names to arrays, not {type(inputs).__name__}")
+    if not inputs:
+        raise WireError("a request needs at least one input")
+    wrong = next((name for name in inputs if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise WireError(f"a tensor's name is a string, not {wrong!r}")
+
+
+def check_options(options: Any) -> None:
+    """Raise WireError for an option that is none, or that is of the wrong kind: an unread one would go unnoticed."""
+    known = RequestOptions.__annotations__
+    wrong = next((name for name in options if name not in known), None)
+    if wrong is not None:
+        near = get_close_matches(wrong, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+        raise WireError(f"a request has no option {wrong}; {hint}")
+    if isinstance(options.get("outputs"), str):
+        raise WireError(f"outputs is a list of names, such as [{options['outputs']!r}], not a lone string")
+
+
+def _checked_id(id: Any) -> str:
+    if not isinstance(id, str):
+        raise WireError(f"a request id is a string, not {type(id).__name__}")
     if not id or len(id.encode()) > MAX_ID_BYTES:
         raise WireError(f"a request id has 1 to {MAX_ID_BYTES} bytes, not {len(id.encode())}")
     return id

@@ -113,6 +113,9 @@ def _numeric(name: str, tensor: Tensor) -> tuple[Array, str]:
         raise WireError(f"{name}: the rows differ in length; pad them or send one request each") from error
     if from_lists and array.dtype.kind == "f" and DTYPES.get(tensor.datatype or "", array.dtype).kind in "iu":
         array = _whole_numbers(name, tensor.values, tensor.datatype or "")
+    if array.dtype.kind == "O":
+        kind = type(tensor.values).__name__
+        raise WireError(f"{name}: a tensor is an array, or a list of numbers, bytes or str; this {kind} holds others")
     if array.dtype.kind not in "biuf":
         raise WireError(f"{name}: {array.dtype} is no datatype of the protocol; one of {', '.join(DTYPES)}, BYTES")
     wanted = tensor.datatype

@@ -1,0 +1,68 @@
+"""What every command and the client say when Kafka does not answer, or a topic is not there, each with its mend.
+
+Pure sentences; any thread.
+"""
+
+from __future__ import annotations
+
+import re
+
+CLOSED_AT_ONCE = (
+    "connections are closed again at once; a broker that wants TLS or a login does that: see kafka.security"
+)
+SILENT = (
+    "something takes the connection and answers nothing in time; so does a broker that wants TLS: see kafka.security"
+)
+NO_ANSWER = "no answer in time"
+_HERE = ("localhost", "127.", "[::1]", "0.0.0.0")
+_VAGUE = ("Broker transport failure", "Timed out", "All broker connections are down", "Failed to get metadata")
+"""What librdkafka says when it does not know why; a person learns nothing from it."""
+
+
+def unreachable(servers: str, why: str | None) -> str:
+    """Say that nothing answers at `servers`, why, and what to do. `why` is a cause in anyone's words, or None."""
+    cause = NO_ANSWER if why is None else plain_cause(why)
+    told = f"Kafka does not answer at {servers} ({cause})"
+    return told if cause in (CLOSED_AT_ONCE, SILENT) else f"{told}: {mend(servers)}"
+
+
+def mend(servers: str) -> str:
+    """Say how to get a Kafka to answer at `servers`."""
+    command = broker_command(servers)
+    if servers.strip().rpartition("://")[2].startswith(_HERE):
+        return f"start it (for development: {command}), or set kafka.bootstrap_servers"
+    port = command.rpartition(" ")[2]
+    return f"start it, or set kafka.bootstrap_servers (for development: localhost:{port}, started by {command})"
+
+
+def broker_command(servers: str) -> str:
+    """Give the command that starts a development broker at the port of the first of `servers`."""
+    port = servers.partition(",")[0].strip().rpartition("]")[2].rpartition(":")[2]
+    return f"forebay broker --port {port if port.isascii() and port.isdigit() else 9092}"
+
+
+def plain_cause(why: str) -> str:
+    """Take librdkafka's wrapping off a cause: `h:9/bootstrap: Connect to … failed: Connection refused (after …)`."""
+    if why in (CLOSED_AT_ONCE, SILENT):
+        return why
+    cause = re.sub(r"\s*\(after \d+ms in state [^)]*\)", "", why)
+    cause = re.sub(r"\s*\(_[A-Z_]+\)", "", cause)
+    cause = re.sub(r"^\S+:\d+/\w+: ", "", cause)
+    cause = re.sub(r"^Connect to \S+ failed: ", "", cause)
+    cause = re.sub(r"^Failed to resolve '[^']*': .*", "the name does not resolve", cause)
+    if any(vague in cause for vague in _VAGUE):
+        return NO_ANSWER
+    return cause[:1].lower() + cause[1:]
+
+
+def topic_missing(topic: str, servers: str) -> str:
+    """Say that a topic does not exist, and both commands that make it."""
+    return (
+        f"topic {topic} does not exist at {servers}; create it: forebay topics with the worker's --config (or with "
+        f"--topic {topic}), or {kafka_topics(topic, servers)}"
+    )
+
+
+def kafka_topics(topic: str, servers: str, partitions: int = 6) -> str:
+    """Give the command of Apache Kafka's own tools that makes a topic."""
+    return f"kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions {partitions}"
