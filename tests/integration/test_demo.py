@@ -109,10 +109,10 @@ def test_the_demo_names_each_photo_in_a_line_that_a_person_can_read_without_a_te
     assert status == 0, output + errors
     assert "\x1b" not in output
     assert re.search(
-        r"^✓ chelsea\.png +a cat +(tabby|tiger cat|Egyptian cat) +\d+% \S+ +of 1 +[\d.]+ ms$", output, re.M
+        r"^✓ chelsea\.png +a cat +(tabby|tiger cat|Egyptian cat) +\d+% \S+ +batch 1 +[\d.]+ ms$", output, re.M
     )
-    assert re.search(r"^✓ coffee\.png +an espresso +espresso +\d+% \S+ +of 1 +[\d.]+ ms$", output, re.M)
-    assert len(re.findall(r"^[✓✗] .* of +\d+ +[\d.]+ ms$", output, re.M)) == 21
+    assert re.search(r"^✓ coffee\.png +an espresso +espresso +\d+% \S+ +batch 1 +[\d.]+ ms$", output, re.M)
+    assert len(re.findall(r"^[✓✗] .* batch \d+ +[\d.]+ ms$", output, re.M)) == 21
     for line in ("21 sent, 21 results, 0 errors", "of the unmodified inputs 7 of 7", "requests/s", "p99", "mean size"):
         assert line in output
     assert "your Kafka" in output

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.app import app
-from forebay.cli.check_machine import _answer, _port
+from forebay.cli.check_machine import FIXES, _answer, _port
 from forebay.cli.findings import Finding, State, as_json, exit_code, failed, ok, print_findings, skipped, warning
+from forebay.cli.topics import topics_command
 from forebay.settings import Ops
 from forebay.stream.addresses import connect_to
 
@@ -80,3 +81,37 @@ def test_a_taken_port_is_told_with_what_to_set() -> None:
 def test_a_model_process_that_dies_is_an_answer() -> None:
     died = subprocess.CompletedProcess([], -11, stdout=b"", stderr=b"loading\nSegmentation fault\n")
     assert _answer(died) == {"error": "its process ended with -11: Segmentation fault"}
+
+
+@pytest.mark.parametrize(
+    ("source", "factory", "cause"),
+    [
+        ("class M(:", "broken:M", "syntax"),
+        ("import no_such_package_anywhere", "broken:M", "import"),
+        ("", "no_such_module_anywhere:M", "factory"),
+        ("class N: pass", "broken:M", "factory"),
+        ("class M:\n    def __init__(self, a): pass", "broken:M", "options"),
+        ("1 / 0", "broken:M", "code"),
+    ],
+)
+def test_a_model_that_does_not_load_is_advised_on_by_its_cause(
+    tmp_path: Path, source: str, factory: str, cause: str
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "broken.py").write_text(source)
+    config = tmp_path / "w.yaml"
+    config.write_text(f'model: {{name: m, factory: "{factory}"}}\nops: {{port: 0}}\n')
+    command = ["check", "--json", "-c", str(config), "-b", "127.0.0.1:1"]
+    result = CliRunner().invoke(app, command, standalone_mode=False)
+    found = {one["question"]: one for one in json.loads(result.output)["findings"]}["model m"]
+    assert found["fix"] == FIXES[cause].format(name="m"), found
+
+
+def test_a_fix_names_the_broker_command_with_the_configured_port() -> None:
+    result = CliRunner().invoke(app, ["check", "--json", "--no-load", "-b", "127.0.0.1:1"], standalone_mode=False)
+    assert "forebay broker --port 1)" in json.loads(result.output)["findings"][1]["fix"]
+
+
+def test_the_topics_command_repeats_what_the_configuration_was_made_of() -> None:
+    told = topics_command(Path("my worker.yaml"), "a:1", ["kafka.output_topic=x"])
+    assert told == "forebay topics --config 'my worker.yaml' --bootstrap-servers a:1 --set kafka.output_topic=x"

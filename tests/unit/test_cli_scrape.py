@@ -98,12 +98,12 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
 def test_the_view_names_workers_that_do_not_answer() -> None:
     views = [overview(*busy_second()), {"url": "gone:1", "error": "Connection refused"}, overview(*busy_second())]
     out = io.StringIO()
-    Console(file=out, width=80).print(render(views))
+    Console(file=out, width=80).print(render(views, "forebay top: 3 workers"))
     text = out.getvalue()
     assert "gone:1" in text
     assert "Connection refused" in text
     assert "2 workers" in text
-    assert "cuts: full_rows 80%, idle 20%" in text
+    assert "batches cut because: full 80%, replica idle 20%" in text
     assert "errors: model_error 10" in text
     assert "…" not in text
 

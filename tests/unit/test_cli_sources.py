@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from forebay.cli.documents import Form, Prepared
+from forebay.cli.request import only_request
 from forebay.cli.send import identify, make_headers
-from forebay.cli.sources import Form, Prepared, inline_request, parse_header, parse_size, read_requests
+from forebay.cli.sources import check_requests, inline_request, parse_header, parse_size, read_requests
 from forebay.errors import UsageError
 from forebay.wire import parse_request
 
@@ -89,6 +91,9 @@ def test_raw_sends_bytes_unchecked(tmp_path: Path) -> None:
         ("a.json", DOCUMENT.replace("FP32", "FP99").encode(), "inputs.0.datatype"),
         ("a.json", b'{"x": [[1], [1, 2]]}', "x: the rows differ in length"),
         ("a.json", b"{}", "at least one input"),
+        ("a.json", b'{"id": 7, "x": [1]}', "id: a scalar has no rows"),
+        ("a.json", b'{"name": "m", "x": [1]}', "name is a string, no tensor; in the short form every key but id"),
+        ("a.json", b'{"id": "p0", "inputs": {"x": [1]}}', "inputs is an object, no tensor"),
         ("a.npy", b"rubbish", "not an array file"),
         ("a.xyz", b"", "cannot tell what this is"),
         ("a.png", b"rubbish", "not an image"),
@@ -146,3 +151,53 @@ def test_the_wanted_id_precedes_the_requests_own_by_its_header() -> None:
     assert identify(request, "p-1") == ("p-1", [("a", b"b"), ("x-request-id", b"p-1")])
     made, headers = identify(Prepared(b"", [], None, "here"), None)
     assert headers == [("x-request-id", made.encode())]
+
+
+def test_the_short_form_takes_an_id_parameters_and_outputs_beside_its_tensors() -> None:
+    text = '{"id": "p0", "parameters": {"a": 1}, "outputs": [{"name": "y"}], "x": [[1.0, 2.0]], "n": [3]}'
+    made = inline_request(text, Form())
+    parsed = parse_request(made.value, made.headers)
+    assert (made.id, parsed.id, parsed.parameters, parsed.wanted) == ("p0", "p0", {"a": 1}, ["y"])
+    assert {name: array.dtype for name, array in parsed.inputs.items()} == {"x": np.float32, "n": np.int64}
+    assert identify(made, None) == ("p0", made.headers)
+
+
+def test_tensors_may_be_named_like_the_other_keys() -> None:
+    made = inline_request('{"id": ["a"], "outputs": ["b"], "parameters": [1.5]}', Form())
+    assert set(parse_request(made.value, made.headers).inputs) == {"id", "outputs", "parameters"}
+
+
+def test_files_are_checked_before_anything_is_sent_and_the_sentence_says_so(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text('{"x": [1]}\n{"x": [2]}\n')
+    assert check_requests([str(tmp_path), "-"], Form()) == 2
+    (tmp_path / "zbad.jsonl").write_text('{"x": [1]}\n{"x": \n')
+    with pytest.raises(UsageError, match=r"zbad\.jsonl:2: not JSON.*; nothing was sent"):
+        check_requests([str(tmp_path)], Form())
+    with pytest.raises(UsageError, match="cannot be read.*; nothing was sent"):
+        check_requests([str(tmp_path / "gone.json")], Form())
+
+
+def test_one_request_is_refused_where_a_file_holds_several(tmp_path: Path) -> None:
+    (tmp_path / "many.jsonl").write_text('{"x": [1]}\n' * 6)
+    with pytest.raises(UsageError, match=r"many\.jsonl holds 6 requests .* forebay send takes many"):
+        only_request(str(tmp_path / "many.jsonl"), Form())
+    (tmp_path / "none.jsonl").write_text("\n")
+    with pytest.raises(UsageError, match="holds no request"):
+        only_request(str(tmp_path / "none.jsonl"), Form())
+
+
+class Terminal(io.BytesIO):
+    """Standard input as a person has it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_at_a_terminal_is_told_that_standard_input_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Terminal(b'{"x": [1]}\n')))
+    assert len(list(read_requests([], Form()))) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "reading requests, one JSON object per line, from standard input; Ctrl-D ends it\n"

@@ -126,3 +126,33 @@ def test_a_client_takes_its_settings_from_the_environment(monkeypatch: pytest.Mo
     assert Client()._calls._kafka.bootstrap_servers == "from-environment:1"
     named = Client("named:2")._calls._kafka
     assert (named.bootstrap_servers, named.output_topic) == ("named:2", "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "sentence"),
+    [
+        ([1.0], {}, "inputs must be a mapping of tensor names to arrays, not list"),
+        (None, {}, "not NoneType"),
+        ({1: [1]}, {}, "a tensor's name is a string, not 1"),
+        ({"x": {"a": 1}}, {}, "x: a tensor is an array"),
+        ({"x": [1]}, {"id": 5}, "a request id is a string, not int"),
+        ({"x": [1]}, {"priorty": 1}, "no option priorty; did you mean priority?"),
+        ({"x": [1]}, {"outputs": "y"}, "outputs is a list of names"),
+    ],
+)
+def test_what_is_no_request_is_refused_in_one_sentence_before_anything_connects(
+    inputs: Any, options: dict[str, Any], sentence: str
+) -> None:
+    """A list in place of the mapping ended in an AttributeError."""
+    with pytest.raises(WireError, match=re.escape(sentence)):
+        Client("127.0.0.1:1").infer(inputs, **options)
+
+
+def test_map_refuses_what_is_neither_inputs_nor_a_pair() -> None:
+    with pytest.raises(WireError, match="or a pair"):
+        list(Client("127.0.0.1:1").map([[1.0]]))  # type: ignore[list-item]
+
+
+def test_a_client_is_made_of_an_address_or_a_section_and_nothing_else() -> None:
+    with pytest.raises(UsageError, match="not list"):
+        Client(["127.0.0.1:1"])  # type: ignore[arg-type]

@@ -20,9 +20,10 @@ from rich.text import Text
 
 from forebay import __version__
 from forebay.broker import KAFKA_VERSION, Broker
-from forebay.cli.demo_examples import Example, Sample
+from forebay.cli.demo_examples import Example
 from forebay.cli.demo_report import Arrival, Latency, Summary
-from forebay.records import Reason
+from forebay.cli.reasons import in_words
+from forebay.wording import counted
 
 Act = Literal["alone", "together"]
 
@@ -36,22 +37,15 @@ ACTS: Mapping[Act, str] = {
     "alone": "one at a time: each finds the worker idle and leaves at once",
     "together": "all at once: while a batch runs, the next one grows",
 }
-WHY: Mapping[str, str] = {
-    Reason.IDLE: "the replica was free",
-    Reason.FULL_ROWS: "full",
-    Reason.FULL_COST: "full by cost",
-    Reason.FULL_BYTES: "full by bytes",
-    Reason.LINGER_EXPIRED: "waited long enough",
-    Reason.DEADLINE: "a deadline was near",
-    Reason.DRAIN: "draining",
-    Reason.ISOLATION: "finding a guilty row",
-}
 STAND_IN = (
     "This is not Apache Kafka: no real broker could be started here, so a mock cluster inside this process stands in "
     "for it. Install forebay[broker], or name a Kafka in FOREBAY_KAFKA__BOOTSTRAP_SERVERS, to see the real thing."
 )
-BAR_CELLS = 8
-MIN_WIDTH, MAX_WIDTH = 80, 112
+BAR_CELLS = 5
+FIXED_CELLS = 31
+"""What mark, score, batch and latency take of a line, with the gaps around them."""
+MIN_WIDTH, WIDE, MAX_WIDTH = 80, 106, 112
+"""Below `WIDE` a line leaves out what the input is and the bar, so that the answer is never squeezed."""
 
 
 @dataclass(slots=True)
@@ -84,8 +78,12 @@ class ConsoleView:
         if not self._console.is_terminal:
             self._console.width = MAX_WIDTH
         self._width = min(max(self._console.width, MIN_WIDTH), MAX_WIDTH)
-        text = self._width - BAR_CELLS - 31
-        self._asked, self._answered = text * 3 // 5, text - text * 3 // 5
+        self._is_wide = self._width >= WIDE
+        self._is_headed = False
+        text = self._width - FIXED_CELLS - (BAR_CELLS + 1 if self._is_wide else 0)
+        self._asked = text * 2 // 5 if self._is_wide else text * 3 // 5
+        self._about = text * 8 // 25 if self._is_wide else 0
+        self._answered = text - self._asked - self._about
 
     def opening(self) -> None:
         """Say what is about to happen."""
@@ -122,27 +120,38 @@ class ConsoleView:
         """Head a part of the results."""
         if not requests:
             return
+        self._console.print(f"\n[bold]{counted(requests, 'request')}, {ACTS[act]}[/bold]")
+        if not self._is_headed:
+            self._is_headed = True
+            self._console.print(Text(self._heads(), style="dim"))
+
+    def _heads(self) -> str:
+        """Return the heads of the columns."""
         asked, answered = self._example.columns
-        plural = "s" if requests > 1 else ""
-        self._console.print(f"\n[bold]{requests} request{plural}, {ACTS[act]}[/bold]")
-        head = f"  {set_cell_size(asked, self._asked)} {set_cell_size(answered, self._answered)}"
-        self._console.print(Text(f"{head} {' score':<{6 + BAR_CELLS}} {'batch':>8} {'latency':>11}", style="dim"))
+        head = f"  {_fitted(asked, self._asked)}"
+        head += _fitted("what it is", self._about) if self._is_wide else ""
+        head += f" {_fitted(answered, self._answered)}{'score':>6}"
+        return head + (" " * (BAR_CELLS + 1) if self._is_wide else "") + f"{'batch':>10}{'latency':>11}"
 
     def arrival(self, arrival: Arrival) -> None:
         """Print a result in one line."""
         answer = arrival.answer
         line = Text("✓ " if arrival.is_right else "✗ ", style="green" if arrival.is_right else "red")
-        line.append_text(_asked(arrival.sample, self._asked)).append(" ")
+        line.append(_fitted(arrival.sample.name, self._asked - 1) + " ", style="default")
+        if self._is_wide:
+            line.append(_fitted(arrival.sample.about, self._about), style="dim default")
+        line.append(" ")
         if answer is None:
             line.append(arrival.error or "no result")
         else:
             cells = round(max(0.0, min(1.0, answer.score)) * BAR_CELLS)
             line.append(_fitted(answer.label, self._answered), style="bold default")
-            line.append(f" {answer.score:5.0%} ", style="default")
-            line.append("━" * cells, style="cyan")
-            line.append("╌" * (BAR_CELLS - cells), style="dim default")
-            line.append(f" {'of ' + str(arrival.batch_size or '?'):>8}", style="default")
-            line.append(f" {arrival.latency_ms:8.1f} ms", style="default")
+            line.append(f"{answer.score:6.0%}", style="default")
+            if self._is_wide:
+                line.append(" " + "━" * cells, style="cyan")
+                line.append("╌" * (BAR_CELLS - cells), style="dim default")
+            line.append(f"{'batch ' + str(arrival.batch_size or '?'):>10}", style="default")
+            line.append(f"{arrival.latency_ms:8.1f} ms", style="default")
         self._console.print(line)
 
     def summary(self, summary: Summary) -> None:
@@ -166,9 +175,9 @@ class ConsoleView:
 
 
 def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    told = [f"{summary.requests} sent, {summary.results} results, {summary.errors} errors"]
+    told = [f"{summary.requests} sent", counted(summary.results, "result"), counted(summary.errors, "error")]
     if summary.duplicates:
-        told.append(f"{summary.duplicates} duplicates")
+        told.append(counted(summary.duplicates, "duplicate"))
     yield "requests", ", ".join(told)
     yield (
         "answers",
@@ -182,19 +191,9 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
             yield f"latency, {name}", _percentiles(latency)
     sizes = ", ".join(f"{number} of {size}" for size, number in summary.batches.items())
     yield "batches", f"mean size {summary.mean_batch_size:.1f}: {sizes}"
-    cuts = ", ".join(f"{WHY.get(reason, reason)} ({count})" for reason, count in sorted(summary.cuts.items()))
+    cuts = ", ".join(f"{in_words(reason)} ({count})" for reason, count in sorted(summary.cuts.items()))
     yield "cut because", cuts or "the worker does not say"
     yield "broker", KINDS[summary.broker]
-
-
-def _asked(sample: Sample, cells: int) -> Text:
-    """Return the sample's name and, where there is room, what it is."""
-    name = Text(_fitted(sample.name, cells).rstrip(), style="default")
-    about = Text(f"  {sample.about}", style="dim")
-    if name.cell_len + about.cell_len <= cells:
-        name.append_text(about)
-    name.pad_right(cells - name.cell_len)
-    return name
 
 
 def _percentiles(latency: Latency) -> str:

@@ -8,12 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.options import AsJson
+from forebay.cli.reasons import in_words
 from forebay.errors import KafkaUnavailableError
+from forebay.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from forebay.cli.scrape import Reading
+
+
+HEADINGS = (
+    "worker",
+    "answers\nper s",
+    "errors\nper s",
+    "p50\nms",
+    "p99\nms",
+    "batch\nrows",
+    "queued",
+    "in\nwork",
+    "behind",
+    "repli-\ncas",
+    "memory\nMiB",
+)
+"""Two lines each: a row of several workers must fit a terminal of 80 columns."""
 
 
 class UnreachableError(KafkaUnavailableError):
@@ -33,8 +51,10 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one view and leave.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Watch workers: requests, latency, batches, queue, lag, memory. Default address: 127.0.0.1:8080.
+    """Watch workers. Default address: 127.0.0.1:8080.
 
+    Answers and errors per second, latency from reading a request to its acknowledged outcome, rows per batch, requests
+    queued and in work, records behind the end of the input, ready replicas, memory of worker and replicas; then why batches were cut.
     With --json one line per reading; --once leaves after the first.
     """
     import orjson
@@ -52,13 +72,15 @@ def top(
             if json:
                 typer.echo(orjson.dumps(views).decode())
             else:
-                Console(highlight=False).print(render(views))
+                Console(highlight=False).print(render(views, title(urls, interval)))
             if once:
                 return
-    with Live(console=Console(), screen=False, auto_refresh=False) as live:
+    head = f"{title(urls, interval)}; Ctrl-C leaves"
+    with Live(f"{head} (reading)", console=Console(highlight=False), screen=False, auto_refresh=False) as live:
+        live.refresh()
         while True:
             before, views = _advance(before, interval)
-            live.update(render(views), refresh=True)
+            live.update(render(views, head), refresh=True)
 
 
 def _read(urls: list[str]) -> list[Reading]:
@@ -78,15 +100,20 @@ def _advance(before: list[Reading], interval: float) -> tuple[list[Reading], lis
     return after, [overview(old, new) for old, new in zip(before, after, strict=True)]
 
 
-def render(views: list[dict[str, Any]]) -> RenderableType:
-    """Draw one row per worker, and below it why batches were cut and what went wrong."""
+def title(urls: list[str], interval: float) -> str:
+    """Say what is shown."""
+    which = urls[0] if len(urls) == 1 else counted(len(urls), "worker")
+    return f"forebay top: {which}, over the last {interval:g} s"
+
+
+def render(views: list[dict[str, Any]], head: str) -> RenderableType:
+    """Draw a title, one row per worker, and below it why batches were cut and what went wrong."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 1, 0, 0))
-    headings = ("worker", "req/s", "err/s", "p50 ms", "p99 ms", "batch", "queue", "runs", "lag", "repl", "MiB")
-    for heading in headings:
+    for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "worker" else "right", no_wrap=True)
     notes: list[Text] = []
     for view in views:
@@ -98,7 +125,7 @@ def render(views: list[dict[str, Any]]) -> RenderableType:
     healthy = [view for view in views if not view.get("error")]
     if len(healthy) > 1:
         table.add_row(*_row(_sum(healthy)), style="bold")
-    return Group(table, *notes)
+    return Group(Text(head, "dim"), table, *notes)
 
 
 def _row(view: dict[str, Any]) -> list[str]:
@@ -148,13 +175,13 @@ def _notes(view: dict[str, Any], *, named: bool) -> list[Any]:
     notes = []
     if view["cuts"]:
         batches = sum(view["cuts"].values())
-        shares = ", ".join(f"{reason} {count / batches:.0%}" for reason, count in view["cuts"].items())
-        notes.append(Text(f"{prefix}cuts: {shares}", "dim"))
+        shares = ", ".join(f"{in_words(reason)} {count / batches:.0%}" for reason, count in view["cuts"].items())
+        notes.append(Text(f"{prefix}batches cut because: {shares}", "dim"))
     errors = {name: count for name, count in view["outcomes"].items() if name != "ok"}
     if errors:
         notes.append(Text(prefix + "errors: " + ", ".join(f"{n} {c:.0f}" for n, c in errors.items()), "red"))
     if view["replica_restarts"]:
-        notes.append(Text(f"{prefix}{view['replica_restarts']:.0f} replica restarts since start", "yellow"))
+        notes.append(Text(f"{prefix}{counted(int(view['replica_restarts']), 'replica restart')} since start", "yellow"))
     return notes
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from forebay.errors import ModelError
+from forebay.inference.files import open_file
 from forebay.inference.messages import Start
 from forebay.inference.model import Model, TensorSpec
 
@@ -88,7 +89,7 @@ def printable(text: str) -> str:
 
 def _make(start: Start) -> Model:
     if start.path is not None:
-        raise ModelError(f"model.path {start.path}: loading files without code is not there yet; use model.factory")
+        return open_file(Path(start.path), start.options)
     module_name, _, attribute = (start.factory or "").partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise ModelError(f"model.factory names a module, not a file: write {Path(module_name).stem}:{attribute}")

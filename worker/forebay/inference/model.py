@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from forebay.records import TensorShape
 
@@ -90,9 +90,9 @@ class Model:
     come from `model.options`.
     """
 
-    inputs: ClassVar[Sequence[TensorSpec]]
-    outputs: ClassVar[Sequence[TensorSpec]]
-    prepared: ClassVar[Sequence[TensorSpec]] = ()
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    prepared: Sequence[TensorSpec] = ()
 
     def load(self, device: torch.device) -> None:
         """Build the network and move it to `device`."""

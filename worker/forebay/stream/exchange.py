@@ -18,6 +18,7 @@ from forebay.records import Headers, Record, Reply
 from forebay.settings import Kafka
 from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 from forebay.stream.tail import Followed, Tail
+from forebay.stream.troubles import plain_cause
 from forebay.wording import counted
 from forebay_schemas.headers import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC
 
@@ -132,16 +133,14 @@ class Exchange:
     def explain(self, sent: Sent) -> str:
         """Say how far a request came that has no outcome yet."""
         if sent.receipt is None:
-            trouble = self._publisher.last_error or self._tail.last_error or "Kafka is slow or gone"
-            return f"the broker has not acknowledged the request: {trouble}"
+            trouble = self._publisher.last_error or self._tail.last_error
+            return f"the broker has not acknowledged the request: {plain_cause(trouble) if trouble else 'Kafka is slow or gone'}"
         where = self._route.reply.topic if self._route.reply else self._route.output_topic
         others = self._counts.unmatched - sent.others_before
         told = f"it is {sent.receipt}, acknowledged after {sent.acknowledged_after * 1000:.0f} ms; "
         if others:
-            return (
-                told
-                + f"{counted(others, 'outcome')} of other requests arrived on {where} meanwhile: the worker is behind"
-            )
+            foreign = counted(others, "outcome")
+            return f"{told}{foreign} of other requests arrived on {where} meanwhile: the worker is behind"
         return told + f"nothing arrived on {where} meanwhile: is a worker running that reads {sent.receipt.topic}?"
 
     def close(self, timeout: float = 10.0) -> None:
