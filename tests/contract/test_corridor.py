@@ -107,3 +107,11 @@ def test_a_bounded_run_waits_for_nothing_that_is_not_there(side: Side, dispatch:
     run_to_end(side, {"batch.dispatch": dispatch, "batch.max_batch_size": 8, "batch.max_wait_ms": 600_000})
     check_once(side.read(side.results), map(str, range(21)))
     check_committed(side)
+
+
+def test_a_batch_that_is_too_large_for_the_model_is_halved_until_it_fits(side: Side) -> None:
+    side.send(ask(n) for n in range(64))
+    run_to_end(side, {"batch.max_batch_size": 32, "model.options": {"shy_above": 5}})
+    outcomes = side.read(side.results)
+    check_once(outcomes, map(str, range(64)))
+    check_answers(outcomes)

@@ -119,13 +119,13 @@ def test_a_slow_model_with_a_backlog_keeps_its_place_in_the_group(job: Job) -> N
     gate.touch()
     total = 3_000
     job.send(ask(n) for n in range(total))
-    client = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+    client = {"max.poll.interval.ms": 4000, "session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
     worker = job.start(kafka__client=client, model__options={"gate": str(gate)}, batch__max_batch_size=8)
     worker.await_metric("forebay_paused", 1)
     held = worker.metric("forebay_queue_requests") + worker.metric("forebay_in_flight_requests")
     assert held <= 8 * 8
     began = time.monotonic()
-    eventually(lambda: time.monotonic() - began > 14, "two poll intervals pass", 20)
+    eventually(lambda: time.monotonic() - began > 9, "two poll intervals pass", 15)
     assert worker.get("/readyz") == (200, {"ready": True, "reasons": {}})
     gate.unlink()
 

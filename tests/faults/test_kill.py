@@ -80,6 +80,4 @@ def test_a_drain_that_takes_too_long_gives_back_what_is_not_answered(job: Job) -
     assert worker.stop() == 0
     assert worker.events("drain_timeout")[0]["given_back"] == 10
     assert job.answered() == 0
-    gate.unlink()
-    job.run_to_end()
-    check_once(job.outcomes(), map(str, range(10)))
+    assert not any(job.kafka.committed_offsets(job.group, job.requests).values())

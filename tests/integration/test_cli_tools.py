@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from forebay.calls import InferenceTimeoutError
 from forebay.cli.app import app
 from forebay.cli.outcomes import headers_as_json
+from forebay.errors import UsageError
 from forebay.stream import admin
 from forebay_schemas import DeadLetterHeaders, ErrorResult, InferenceResult, ResultHeaders
 from tests.conftest import Topics
@@ -185,7 +187,78 @@ def test_check_tells_missing_topics_with_the_command_that_makes_them(tools: Tool
     told = json.loads(tools.run("check", "--json", "--no-load", "--set", "kafka.output_topic=nowhere", code=78))
     failed = [finding for finding in told["findings"] if finding["state"] == "failed"]
     assert [finding["question"] for finding in failed] == ["topic nowhere", "model"]
-    assert f"--bootstrap-server {tools.servers} --create --topic nowhere" in failed[0]["fix"]
+    ours, theirs = failed[0]["fix"].splitlines()
+    assert ours == f"forebay topics --config {tools.config} --set kafka.output_topic=nowhere"
+    assert f"--bootstrap-server {tools.servers} --create --topic nowhere" in theirs
+
+
+def test_topics_makes_what_is_missing_and_leaves_what_is_there(
+    kafka: KafkaProbe, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FOREBAY_KAFKA__BOOTSTRAP_SERVERS", raising=False)
+    (there,) = topics("requests", partitions=2)
+    results, letters, replies = f"{there}-results", f"{there}-letters", f"{there}-replies"
+    tools = make_tools(tmp_path, kafka.bootstrap_servers, [there, results, letters])
+    made = {results: 4, letters: 4, replies: 4}
+    config = {"bootstrap.servers": kafka.bootstrap_servers}
+    command = ("topics", "--partitions", "4", "--topic", replies)
+    try:
+        assert tools.lines(*command, "--dry-run") == [{"dry_run": True, "made": made, "there": {there: 2}}]
+        assert results not in admin.partition_counts(config)
+        told = tools.run(*command)
+        assert f"there   {there}, 2 partitions" in told
+        assert f"made    {replies}, 4 partitions" in told
+        counts = admin.partition_counts(config)
+        assert {name: counts[name] for name in (there, *made)} == {there: 2} | made
+        assert tools.lines(*command) == [{"dry_run": False, "made": {}, "there": {there: 2} | made}]
+    finally:
+        admin.delete_topics(config, list(made))
+
+
+def test_send_says_how_many_of_standard_input_went_before_a_bad_line(tools: Tools, kafka: KafkaProbe) -> None:
+    command = ["send", "--config", str(tools.config)]
+    result = CliRunner().invoke(app, command, input='{"x": [1]}\n{"x": [2]}\nno\n{"x": [3]}\n', standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
+    assert "standard input:3: not JSON" in str(result.exception)
+    assert str(result.exception).endswith(f"; 2 requests before it went to {tools.requests}")
+    assert len(kafka.read_all(tools.requests)) == 2
+
+
+def test_send_publishes_nothing_of_a_file_with_a_bad_line(tools: Tools, kafka: KafkaProbe, tmp_path: Path) -> None:
+    """The lines before the bad one were published, and nobody was told."""
+    (tmp_path / "r.jsonl").write_text('{"x": [1]}\nno\n')
+    command = ["send", str(tmp_path / "r.jsonl"), "--config", str(tools.config)]
+    result = CliRunner().invoke(app, command, standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).endswith("; nothing was sent")
+    assert kafka.read_all(tools.requests) == []
+
+
+def test_results_say_first_where_they_start(tools: Tools) -> None:
+    command = ["results", "--config", str(tools.config), "--timeout", "0.2", "--json"]
+    result = CliRunner().invoke(app, command, standalone_mode=False)
+    assert result.stdout == ""
+    assert result.stderr == (
+        f"following {tools.results} from its end (Ctrl-C ends it); --from-beginning shows earlier ones\n"
+    )
+
+
+def test_bench_without_a_worker_fails_with_1_and_a_sentence(tools: Tools) -> None:
+    command = [
+        "bench",
+        "--inputs",
+        '{"x": [[1.0]]}',
+        "--window",
+        "1",
+        "--timeout",
+        "0.5",
+        "--config",
+        str(tools.config),
+    ]
+    result = CliRunner().invoke(app, command, standalone_mode=False)
+    assert isinstance(result.exception, InferenceTimeoutError)
+    assert result.exception.exit_code == 1
+    assert "is a worker running" in str(result.exception)
 
 
 def test_check_asks_about_sizes_rights_and_the_group(tools: Tools, kafka: KafkaProbe, topics: Topics) -> None:
@@ -317,4 +390,5 @@ def test_top_shows_what_a_worker_does(served: tuple[Tools, str]) -> None:
     assert view["partitions"] == 2
     assert view["resident_bytes"] > 2**20
     shown = CliRunner().invoke(app, ["top", "--once", "--interval", "0.1", "--url", url]).stdout
-    assert "p99 ms" in shown
+    assert shown.startswith(f"forebay top: {url}, over the last 0.1 s\n")
+    assert "…" not in shown

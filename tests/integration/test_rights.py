@@ -136,7 +136,7 @@ def with_login(settings: Settings, address: str, password: str) -> Settings:
 def test_a_right_password_lets_check_and_client_in(settings: Settings, listeners: tuple[str, str]) -> None:
     known = with_login(settings, listeners[1], PASSWORD)
     answers = next(finding for finding in check_kafka(known) if finding.question == "Kafka answers")
-    assert answers.told == "1 brokers, sasl_plaintext as alice"
+    assert answers.told == "1 broker, sasl_plaintext as alice"
     with Client(known.kafka) as client, pytest.raises(InferenceTimeoutError, match="acknowledged after"):
         client.infer({"x": [1]}, timeout=2)
 

@@ -173,7 +173,7 @@ def test_files_are_checked_before_anything_is_sent_and_the_sentence_says_so(tmp_
     (tmp_path / "zbad.jsonl").write_text('{"x": [1]}\n{"x": \n')
     with pytest.raises(UsageError, match=r"zbad\.jsonl:2: not JSON.*; nothing was sent"):
         check_requests([str(tmp_path)], Form())
-    with pytest.raises(UsageError, match="cannot be read.*; nothing was sent"):
+    with pytest.raises(UsageError, match=r"cannot be read.*; nothing was sent"):
         check_requests([str(tmp_path / "gone.json")], Form())
 
 

@@ -6,12 +6,13 @@ import asyncio
 import re
 import time
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from forebay.calls import Call
-from forebay.client import AsyncClient, Client, ClosedError, DeliveryError, InferenceTimeoutError
-from forebay.errors import ForebayError
+from forebay.client import AsyncClient, Client, ClosedError, DeliveryError, InferenceTimeoutError, WireError
+from forebay.errors import ForebayError, UsageError
 from forebay.records import Record, Reply
 from forebay.settings import Kafka
 from forebay.stream.exchange import Exchange, Route, Sent

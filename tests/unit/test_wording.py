@@ -26,7 +26,7 @@ def test_one_is_singular_and_everything_else_plural() -> None:
     ("said", "cause"),
     [
         (
-            "127.0.0.1:9/bootstrap: Connect to ipv4#127.0.0.1:9 failed: Connection refused (after 0ms in state CONNECT)",
+            "127.0.0.1:9/bootstrap: Connect to ipv4#127.0.0.1:9 failed: Connection refused (after 0ms in state UP)",
             "connection refused",
         ),
         (

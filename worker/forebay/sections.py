@@ -183,7 +183,9 @@ class ModelSettings(Section):
     name: str = Field("model", description="as requests and results name it")
     version: str = Field("1", description="as requests and results name it")
     factory: str | None = Field(None, description="package.module:Class, or a function that returns the model")
-    path: Path | None = Field(None, description="a .pt2 (torch.export, AOTInductor) or TorchScript .pt file, in place of factory")
+    path: Path | None = Field(
+        None, description="a .pt2 (torch.export, AOTInductor) or TorchScript .pt file, in place of factory"
+    )
     weights: Path | None = Field(None, description="a .safetensors file for the factory's model")
     options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
 

@@ -189,7 +189,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     for name, latency in (("one at a time", summary.alone), ("all at once", summary.together)):
         if latency is not None:
             yield f"latency, {name}", _percentiles(latency)
-    sizes = ", ".join(f"{number} of {size}" for size, number in summary.batches.items())
+    sizes = ", ".join(f"{number} of size {size}" for size, number in summary.batches.items())
     yield "batches", f"mean size {summary.mean_batch_size:.1f}: {sizes}"
     cuts = ", ".join(f"{in_words(reason)} ({count})" for reason, count in sorted(summary.cuts.items()))
     yield "cut because", cuts or "the worker does not say"

@@ -61,7 +61,7 @@ def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
     # with a few ten thousand in flight. What the start left behind is never looked at again.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 50)
+    gc.set_threshold(200_000, 10, 50)
     try:
         worker.run(until)
     finally:

@@ -54,7 +54,8 @@ def top(
     """Watch workers. Default address: 127.0.0.1:8080.
 
     Answers and errors per second, latency from reading a request to its acknowledged outcome, rows per batch, requests
-    queued and in work, records behind the end of the input, ready replicas, memory of worker and replicas; then why batches were cut.
+    queued and in work, records behind the end of the input, ready replicas, memory of worker and replicas; then why
+    batches were cut.
     With --json one line per reading; --once leaves after the first.
     """
     import orjson
@@ -113,15 +114,16 @@ def render(views: list[dict[str, Any]], head: str) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
+    several = len(views) > 1  # one alone is named by the title
+    for heading in HEADINGS if several else HEADINGS[1:]:
         table.add_column(heading, justify="left" if heading == "worker" else "right", no_wrap=True)
     notes: list[Text] = []
     for view in views:
         if view.get("error"):
             notes.append(Text(f"{view['url']}: {view['error']}", "red"))
             continue
-        table.add_row(*_row(view))
-        notes += _notes(view, named=len(views) > 1)
+        table.add_row(*_row(view)[0 if several else 1 :])
+        notes += _notes(view, named=several)
     healthy = [view for view in views if not view.get("error")]
     if len(healthy) > 1:
         table.add_row(*_row(_sum(healthy)), style="bold")
@@ -130,7 +132,7 @@ def render(views: list[dict[str, Any]], head: str) -> RenderableType:
 
 def _row(view: dict[str, Any]) -> list[str]:
     return [
-        view["url"],
+        view["url"].removeprefix("http://").rstrip("/"),
         _compact(view["requests_per_second"]),
         _compact(view["errors_per_second"]),
         _shown(view["p50_ms"]),

@@ -134,7 +134,8 @@ class Exchange:
         """Say how far a request came that has no outcome yet."""
         if sent.receipt is None:
             trouble = self._publisher.last_error or self._tail.last_error
-            return f"the broker has not acknowledged the request: {plain_cause(trouble) if trouble else 'Kafka is slow or gone'}"
+            why = plain_cause(trouble) if trouble else "Kafka is slow or gone"
+            return f"the broker has not acknowledged the request: {why}"
         where = self._route.reply.topic if self._route.reply else self._route.output_topic
         others = self._counts.unmatched - sent.others_before
         told = f"it is {sent.receipt}, acknowledged after {sent.acknowledged_after * 1000:.0f} ms; "

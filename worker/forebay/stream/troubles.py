@@ -45,7 +45,7 @@ def plain_cause(why: str) -> str:
     """Take librdkafka's wrapping off a cause: `h:9/bootstrap: Connect to … failed: Connection refused (after …)`."""
     if why in (CLOSED_AT_ONCE, SILENT):
         return why
-    cause = re.sub(r"\s*\(after \d+ms in state [^)]*\)", "", why)
+    cause = re.sub(r"\s*\(after \d+ms in state .*", "", why)
     cause = re.sub(r"\s*\(_[A-Z_]+\)", "", cause)
     cause = re.sub(r"^\S+:\d+/\w+: ", "", cause)
     cause = re.sub(r"^Connect to \S+ failed: ", "", cause)
