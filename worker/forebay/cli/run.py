@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.options import Bootstrap, ConfigFile, SetValues, read_settings
-from forebay.errors import ConfigError, KafkaUnavailableError
+from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,12 +80,7 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     kafka = settings.kafka
     admin.refuse_bad_properties(consumer_config(kafka, settings.batch), producer_config(kafka, settings.delivery))
     config = client_config(kafka)
-    try:
-        counts = admin.partition_counts(config)
-    except KafkaUnavailableError as error:
-        raise KafkaUnavailableError(
-            f"no Kafka can be reached at {kafka.bootstrap_servers} ({error}); start it, or set kafka.bootstrap_servers"
-        ) from error
+    counts = admin.partition_counts(config)
     for topic in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
         if topic not in counts:
             raise ConfigError(
