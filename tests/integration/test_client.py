@@ -181,7 +181,8 @@ def test_a_request_that_is_too_large_for_the_broker_is_a_delivery_error(section:
 def test_a_missing_topic_is_told_with_the_command_that_creates_it(section: Kafka) -> None:
     missing = section.model_copy(update={"input_topics": ("nowhere",)})
     with pytest.raises(
-        ConfigError, match=r"topic nowhere does not exist; create it: kafka-topics.sh .*--topic nowhere"
+        ConfigError,
+        match=r"topic nowhere does not exist .*create it: forebay topics .*kafka-topics.sh .*--topic nowhere",
     ):
         Client(missing).open()
 
