@@ -33,13 +33,39 @@ class Transport(Protocol):
     def stop(self) -> None: ...
 
 
-class ProcessTransport:
+class _Connected:
+    """The loop's end of a socket pair to a replica."""
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+
+    def send(self, message: bytes) -> None:
+        """Send a message; raises OSError where the replica is gone."""
+        assert self._connection is not None
+        self._connection.send_bytes(message)
+
+    def receive(self) -> bytes | None:
+        """Return a message if one is there; raises EOFError where the replica is gone."""
+        assert self._connection is not None
+        return self._connection.recv_bytes() if self._connection.poll() else None
+
+    def descriptor(self) -> int | None:
+        """Return what becomes readable with the next message."""
+        return self._connection.fileno() if self._connection is not None else None
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class ProcessTransport(_Connected):
     """A replica in a process of its own, started afresh, never forked: it can be killed and replaced."""
 
     def __init__(self, memory_descriptor: int) -> None:
+        super().__init__()
         self._memory_descriptor = memory_descriptor
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
 
     def launch(self) -> None:
         """Start the process."""
@@ -59,20 +85,6 @@ class ProcessTransport:
     def pid(self) -> int | None:
         """The process id."""
         return self._process.pid if self._process else None
-
-    def send(self, message: bytes) -> None:
-        """Send a message; raises OSError where the process is gone."""
-        assert self._connection is not None
-        self._connection.send_bytes(message)
-
-    def receive(self) -> bytes | None:
-        """Return a message if one is there; raises EOFError where the process is gone."""
-        assert self._connection is not None
-        return self._connection.recv_bytes() if self._connection.poll() else None
-
-    def descriptor(self) -> int | None:
-        """Return what becomes readable with the next message."""
-        return self._connection.fileno() if self._connection is not None else None
 
     def gone(self) -> str | None:
         """Say how the process ended; None while it lives."""
@@ -98,18 +110,13 @@ class ProcessTransport:
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def _hang_up(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
-
-class ThreadTransport:
+class ThreadTransport(_Connected):
     """A replica in a thread of this process. It cannot be killed: a hang ends the worker."""
 
     def __init__(self, memory: mmap.mmap) -> None:
+        super().__init__()
         self._memory = memory
-        self._connection: Connection | None = None
         self._thread: threading.Thread | None = None
 
     def launch(self) -> None:
@@ -129,20 +136,6 @@ class ThreadTransport:
         self._thread = threading.Thread(target=run, name="forebay-replica", daemon=True)
         self._thread.start()
 
-    def send(self, message: bytes) -> None:
-        """Send a message; raises OSError where the thread is gone."""
-        assert self._connection is not None
-        self._connection.send_bytes(message)
-
-    def receive(self) -> bytes | None:
-        """Return a message if one is there; raises EOFError where the thread is gone."""
-        assert self._connection is not None
-        return self._connection.recv_bytes() if self._connection.poll() else None
-
-    def descriptor(self) -> int | None:
-        """Return what becomes readable with the next message."""
-        return self._connection.fileno() if self._connection is not None else None
-
     def gone(self) -> str | None:
         """Say how the thread ended; None while it lives."""
         return None if self._thread is None or self._thread.is_alive() else "its thread ended"
@@ -155,9 +148,7 @@ class ThreadTransport:
 
     def stop(self) -> None:
         """Let the thread end when its batch is finished."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._hang_up()
         if self._thread is not None:
             self._thread.join(_EXIT_GRACE_SECONDS)
 
