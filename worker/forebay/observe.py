@@ -5,6 +5,7 @@ Everything here costs per batch or per second, never per record, except one loop
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from forebay.stream.outbox import Outgoing
 _GAUGES_EVERY = 0.5
 _SAME_EVENT_EVERY = 10.0
 _UNASSIGNED_AFTER = 10.0
+_COLLECT_EVERY = 60.0
 _log = logger("worker")
 
 
@@ -44,6 +46,7 @@ class Observer:
         self._now = 0.0
         self._told: dict[str, float] = {}
         self._failed: dict[str, int] = {}
+        self._collected_at = 0.0
         self._joining_since: float | None = None
 
     def turn(self, now: float, batchers: Iterable[Batcher], outbox: Outgoing) -> None:
@@ -54,6 +57,9 @@ class Observer:
             self._gauges_at = now
             self._joined_by_now(now)
             self._tell_failed(now)
+            if not gc.isenabled() and now - self._collected_at >= _COLLECT_EVERY:
+                self._collected_at = now
+                gc.collect()
             self._refresh(sum(batcher.requests for batcher in batchers), outbox)
 
     def _tell_failed(self, now: float) -> None:
