@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.records import Partition, Record
-from forebay.stream.offsets import Ledger, Offsets
+from forebay.stream.offsets import Offsets
 from tests.unit.builders import record
 
 P0, P1 = Partition("requests", 0), Partition("requests", 1)
@@ -72,7 +72,6 @@ def test_passing_markers_does_not_pass_an_open_record() -> None:
 
 def test_a_partition_that_was_never_read_has_nothing_to_commit() -> None:
     assert ready().committable() == {}
-    assert ready().settled
 
 
 def test_records_of_unassigned_partitions_are_not_opened() -> None:
@@ -124,22 +123,11 @@ def test_a_mark_is_asked_for_once_and_again_where_the_commit_was_refused() -> No
     marks = offsets.committable()
     offsets.requested(marks)
     assert offsets.committable() == {}
-    assert not offsets.settled
     offsets.refused(P0)
     assert offsets.committable() == marks
     offsets.requested(marks)
     offsets.committed(P0, 1)
     assert offsets.committable() == {}
-    assert offsets.settled
-
-
-def test_nothing_is_settled_while_a_record_is_open() -> None:
-    offsets = ready()
-    first, _ = opened(offsets, 0, 1)
-    offsets.closed(first)
-    offsets.requested({P0: 1})
-    offsets.committed(P0, 1)
-    assert not offsets.settled
 
 
 def test_only_the_partitions_asked_for_are_committable() -> None:
@@ -149,19 +137,6 @@ def test_only_the_partitions_asked_for_are_committable() -> None:
         offsets.closed(one)
     assert offsets.committable([P1]) == {P1: 1}
     assert offsets.committable([Partition("other", 3)]) == {}
-
-
-def test_the_span_counts_offsets_from_the_watermark_to_the_position() -> None:
-    ledger = Ledger(1)
-    assert ledger.span == 0
-    for offset in (10, 11, 500):
-        ledger.opened(offset)
-    assert ledger.span == 491
-    ledger.closed(10)
-    ledger.closed(11)
-    assert ledger.span == 1
-    ledger.closed(500)
-    assert ledger.span == 0
 
 
 @given(st.data())

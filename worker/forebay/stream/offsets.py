@@ -79,11 +79,6 @@ class Ledger:
         """Open records that this worker is still going to finish."""
         return self.open_count - self._abandoned
 
-    @property
-    def span(self) -> int:
-        """Offsets between the watermark and the position."""
-        return (self._next or 0) - self._open[0] if self._open else 0
-
 
 class Offsets:
     """The ledgers of the partitions that are assigned now."""
@@ -167,15 +162,6 @@ class Offsets:
         """Note that a commit failed: the next settle asks again."""
         if (ledger := self._ledgers.get(partition)) is not None:
             ledger.requested = ledger.committed
-
-    @property
-    def settled(self) -> bool:
-        """Whether every assigned partition's watermark is committed and nothing is open."""
-        return all(
-            ledger.open_count == 0 and ledger.watermark == ledger.committed
-            for ledger in self._ledgers.values()
-            if ledger.watermark is not None
-        )
 
     def __iter__(self) -> Iterator[tuple[Partition, Ledger]]:
         return ((Partition(*partition), ledger) for partition, ledger in self._ledgers.items())
