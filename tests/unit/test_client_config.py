@@ -178,3 +178,9 @@ def test_certificates_are_verified_unless_that_is_turned_off() -> None:
 def test_a_tls_file_that_is_not_there_is_refused_by_its_path(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.pem"):
         secured(protocol="ssl", tls={name: tmp_path / "nowhere.pem"})
+
+
+def test_a_full_prefetch_stops_the_fetcher_for_milliseconds_only() -> None:
+    """The client's default of one second starved the loop: 35,000 small requests a second in place of 65,000."""
+    found = consumer_config(Kafka(), Batch())
+    assert found["fetch.queue.backoff.ms"] <= 10

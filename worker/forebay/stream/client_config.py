@@ -90,6 +90,7 @@ def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
         "isolation.level": "read_committed",
         "fetch.wait.max.ms": 100,
         "fetch.error.backoff.ms": 50,
+        "fetch.queue.backoff.ms": 10,  # a full prefetch stops the fetcher this long: 1,000 by default starves the loop
         "fetch.message.max.bytes": min(prefetch_kbytes * 1024 // 4, 1_048_576 * 4),
         "queued.max.messages.kbytes": prefetch_kbytes,
         "queued.min.messages": max(2 * batch.queue_size, 10_000),
