@@ -6,10 +6,10 @@ READY := .venv/.ready
 PYTEST := $(BIN)/pytest --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench faults faults-long lock reference clean
+.PHONY: help setup demo test check bench bench-dispatch faults faults-long lock reference clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with everything that is pinned in requirements.lock (about 3 GB to download on Linux)
 
@@ -31,6 +31,9 @@ check: setup ## ruff, mypy and the import contracts
 bench: setup ## measure throughput and latency against bare loops on this machine
 	@$(BIN)/python bench/throughput.py
 	@$(BIN)/python bench/latency.py
+
+bench-dispatch: setup ## measure static, linger and eager over a range of loads (2 minutes); draws docs/images/dispatch.png
+	@$(BIN)/python bench/dispatch.py --plot docs/images/dispatch.png
 
 faults: setup ## the fault tests that are part of `make test`: pytest -m "not long" tests/faults
 	@$(PYTEST) -m "not long" tests/faults

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
@@ -61,6 +63,41 @@ class Busy(Model):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run a batch."""
         return self.net(x)
+
+
+class Timed(Model):
+    """Takes a known time for a batch and no core: `fixed_ms`, and `row_ms` for each row; compares dispatch modes."""
+
+    inputs = (TensorSpec("x", "UINT8", [-1, 256]),)
+    outputs = (TensorSpec("y", "UINT8", [-1, 1]),)
+
+    def __init__(self, fixed_ms: float = 20.0, row_ms: float = 1.0) -> None:
+        self._fixed = fixed_ms / 1000
+        self._row = row_ms / 1000
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Wait out the batch's time."""
+        time.sleep(self._fixed + self._row * len(x))
+        return x[:, :1]
+
+
+class Logged(Timed):
+    """Writes when each forward began and ended: how long the replica had nothing to do in between."""
+
+    def __init__(self, path: str, fixed_ms: float = 4.0, row_ms: float = 0.03) -> None:
+        super().__init__(fixed_ms, row_ms)
+        self._path = path
+
+    def load(self, device: torch.device) -> None:
+        """Open the log."""
+        self._log = open(self._path, "w", buffering=1)  # noqa: SIM115
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Wait out the batch's time, and say when that was."""
+        began = time.perf_counter()
+        result = super().forward(x)
+        self._log.write(f"{began} {time.perf_counter()} {len(x)}\n")
+        return result
 
 
 class Large(Model):

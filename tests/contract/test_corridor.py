@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from tests.contract.sides import Side, run_to_end
+from forebay.records import Partition
+from forebay.stream import ahead
+from tests.contract.sides import Notes, Side, receive_until, run_to_end
 from tests.integration.job import answer, ask, ask_binary, check_answers, check_once, error_code, magic
 from tests.kafka_probe import Send
 from tests.models import Magic
@@ -115,3 +118,41 @@ def test_a_batch_that_is_too_large_for_the_model_is_halved_until_it_fits(side: S
     outcomes = side.read(side.results)
     check_once(outcomes, map(str, range(64)))
     check_answers(outcomes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["checkpoint=12", ahead.write(3, 4, 0, range(4, 50)), ahead.write(0, 1, 12_345, range(1, 50))],
+    ids=["foreign", "another offset", "another topic of this name"],
+)
+def test_a_note_that_does_not_belong_to_these_records_skips_none(side: Side, text: str) -> None:
+    place = Partition(side.requests, 0)
+    consumer, notes = side.consumer(), Notes()
+    consumer.start(notes)
+    receive_until(consumer, [], lambda: any(told for _, told in notes.told))
+    consumer.commit({place: 0}, {place: text})
+    receive_until(consumer, [], lambda: bool(consumer.commits))
+    consumer.close()
+    side.send(replace(ask(number), partition=0) for number in range(60))
+
+    run_to_end(side, {})
+
+    check_once(side.read(side.results), map(str, range(60)))
+
+
+def test_a_note_that_belongs_to_these_records_is_believed(side: Side) -> None:
+    """The other way round: without it the tests above could not fail."""
+    place = Partition(side.requests, 0)
+    side.send(replace(ask(number), partition=0, timestamp_ms=1_000 + number) for number in range(60))
+    [first] = [record for record in side.read(side.requests) if record.offset == 1]
+    consumer, notes = side.consumer(), Notes()
+    consumer.start(notes)
+    receive_until(consumer, [], lambda: any(told for _, told in notes.told))
+    consumer.commit({place: 0}, {place: ahead.write(0, 1, first.timestamp_ms, range(1, 50))})
+    receive_until(consumer, [], lambda: bool(consumer.commits))
+    consumer.close()
+
+    run_to_end(side, {})
+
+    check_once(side.read(side.results), map(str, [0, *range(50, 60)]))
+    check_committed(side)

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import EmbeddedKafkas
-from tests.integration.job import Job, MakeJob, ask, check_answers, check_nothing_lost, check_once, error_code
+from tests.faults.checker import verify
+from tests.faults.dumps import Watch, dump
+from tests.faults.history import Promise
+from tests.integration.job import Job, MakeJob, ask, check_answers, check_once, error_code
 from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import KafkaProbe, Send, eventually
 
@@ -30,22 +33,23 @@ def test_a_broker_that_restarts_or_dies_under_load_costs_no_request(
     job = own_job(cluster, make_job)
     total = 12_000
     job.send(ask(n) for n in range(total))
-    worker = job.start(**SLOW)
+    with Watch(job, Promise()) as watch:
+        worker = job.start(**SLOW)
+        job.await_answered(1_000)
+        cluster.stop_broker()
+        worker.await_not_ready()
+        cluster.restart()
+        worker.await_ready()
+        watch.fault("the broker restarted", since_start=True)
+        job.await_answered(job.answered() + 1_000)
+        cluster.kill()
+        worker.await_not_ready()
+        cluster.restart()
+        worker.await_ready()
+        watch.fault("the broker died", since_start=True)
+        job.await_settled()
 
-    job.await_answered(1_000)
-    cluster.stop_broker()
-    worker.await_not_ready()
-    cluster.restart()
-    worker.await_ready()
-    job.await_answered(job.answered() + 1_000)
-    cluster.kill()
-    worker.await_not_ready()
-    cluster.restart()
-    worker.await_ready()
-    outcomes = job.await_settled()
-
-    check_nothing_lost(outcomes, map(str, range(total)))
-    check_answers(outcomes)
+    watch.verify()
     assert worker.get("/livez")[0] == 200
     assert worker.stop() == 0
 
@@ -129,9 +133,8 @@ def test_a_slow_model_with_a_backlog_keeps_its_place_in_the_group(job: Job) -> N
     assert worker.get("/readyz") == (200, {"ready": True, "reasons": {}})
     gate.unlink()
 
-    outcomes = job.await_settled()
-    check_once(outcomes, map(str, range(total)))
-    check_answers(outcomes)
+    job.await_settled()
+    verify(dump(job, Promise()))
     assert worker.metric("forebay_rebalances_total") == 1
     assert worker.metric("forebay_client_events_total", name="_MAX_POLL_EXCEEDED") == 0
     worker.await_metric("forebay_paused", 0)

@@ -7,7 +7,9 @@ import signal
 
 import pytest
 
-from tests.integration.job import Job, ask, ask_binary, check_answers, check_nothing_lost, check_once
+from tests.faults.dumps import Watch
+from tests.faults.history import Promise
+from tests.integration.job import Job, ask, ask_binary, check_once
 
 SIZES = {"batch__max_batch_size": 16, "model__options": {"seconds": 0.002}}
 
@@ -15,18 +17,19 @@ SIZES = {"batch__max_batch_size": 16, "model__options": {"seconds": 0.002}}
 def test_killed_three_times_during_20000_requests_the_worker_loses_nothing(job: Job) -> None:
     total = 20_000
     job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total))
-    for kill in (1, 2, 3):
+    with Watch(job, Promise()) as watch:
+        for kill in (1, 2, 3):
+            worker = job.start(**SIZES)
+            job.await_answered(kill * 4_000)
+            worker.kill()
+            watch.fault("killed")
         worker = job.start(**SIZES)
-        job.await_answered(kill * 4_000)
-        worker.kill()
-    worker = job.start(**SIZES)
+        job.await_settled()
 
-    outcomes = job.await_settled()
-
-    duplicates = check_nothing_lost(outcomes, map(str, range(total)))
-    check_answers(outcomes)
+    history = watch.verify()
+    duplicates = len(history.outcomes) - total
     assert duplicates < total / 2, "it commits so seldom that each death repeats thousands"
-    assert job.dead_letters() == []
+    assert history.letters == ()
     assert worker.stop() == 0
     assert job.answered() == total + duplicates
 
@@ -36,17 +39,16 @@ def test_sigterm_at_random_moments_answers_every_request_once(job: Job, ends: in
     chance = random.Random(11)
     total = 4_000 * (ends + 1)
     job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total))
-    for end in range(ends):
+    with Watch(job, Promise()) as watch:
+        for end in range(ends):
+            worker = job.start(**SIZES)
+            job.await_answered(min(job.answered() + chance.randrange(1, 2_500), total - 500 * (ends - end)))
+            assert worker.stop() == 0, worker.text()
+            assert worker.events("drained")
         worker = job.start(**SIZES)
-        job.await_answered(min(job.answered() + chance.randrange(1, 2_500), total - 500 * (ends - end)))
-        assert worker.stop() == 0, worker.text()
-        assert worker.events("drained")
-    worker = job.start(**SIZES)
+        job.await_settled()
 
-    outcomes = job.await_settled()
-
-    check_once(outcomes, map(str, range(total)))
-    check_answers(outcomes)
+    watch.verify()
     assert worker.stop() == 0
 
 

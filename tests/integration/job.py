@@ -58,10 +58,10 @@ class Job:
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
 
-    def launch(self, arguments: Sequence[str] = (), **changes: Any) -> WorkerProcess:
+    def launch(self, arguments: Sequence[str] = (), failpoints: str = "", **changes: Any) -> WorkerProcess:
         """Start a worker and return at once."""
         log = self.folder / f"worker-{len(self.workers)}.log"
-        worker = WorkerProcess(self.settings(**changes), log, arguments)
+        worker = WorkerProcess(self.settings(**changes), log, arguments, failpoints)
         self.workers.append(worker)
         return worker
 

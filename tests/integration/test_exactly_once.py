@@ -6,7 +6,10 @@ import struct
 
 import pytest
 
-from tests.integration.job import Job, MakeJob, ask, check_answers, check_once, error_code, magic
+from tests.faults.checker import verify
+from tests.faults.dumps import Watch, dump
+from tests.faults.history import Promise
+from tests.integration.job import Job, MakeJob, ask, error_code, magic
 from tests.kafka_probe import KafkaProbe, Send
 
 EXACTLY_ONCE = {"delivery__guarantee": "exactly_once", "delivery__transaction_timeout_ms": 6000}
@@ -20,14 +23,14 @@ def test_killed_workers_leave_one_visible_outcome_per_record_in_the_order_of_the
     total = 6000
     job.send(ask(number) for number in range(1, total + 1))
     changes = {**EXACTLY_ONCE, "model__options": {"seconds": 0.004}}
-    for share in (0.2, 0.5):
-        worker = job.start(**changes)
-        job.await_answered(int(total * share))
-        worker.kill()
-    job.run_to_end(**changes)
-    outcomes = _visible(job)
-    check_once(outcomes, [str(number) for number in range(1, total + 1)])
-    check_answers(outcomes)
+    with Watch(job, Promise("exactly_once")) as watch:
+        for share in (0.2, 0.5):
+            worker = job.start(**changes)
+            job.await_answered(int(total * share))
+            worker.kill()
+            watch.fault("killed")
+        job.run_to_end(**changes)
+    watch.verify()
 
 
 def test_a_poison_row_has_its_error_and_its_dead_letter_in_the_same_transaction(job: Job) -> None:
@@ -37,6 +40,7 @@ def test_a_poison_row_has_its_error_and_its_dead_letter_in_the_same_transaction(
     assert sorted(outcomes) == [b"1", b"2", b"3", b"broken", b"poison"]
     assert error_code(outcomes[b"poison"]) == "model_error"
     assert {letter.key for letter in job.kafka.read_all(job.dead, committed_only=True)} == {b"poison", b"broken"}
+    verify(dump(job, Promise("exactly_once")))
 
 
 @pytest.mark.parametrize(

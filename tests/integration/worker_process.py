@@ -31,13 +31,18 @@ STOP_SECONDS = 60.0
 class WorkerProcess:
     """One running `forebay run`. `settings` are dotted keys; the log goes to a file of its own."""
 
-    def __init__(self, settings: Mapping[str, Any], log: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], log: Path, arguments: Sequence[str] = (), failpoints: str = ""
+    ) -> None:
         self.log = log
+        self.was_killed = False
         values = {"ops.port": 0, "ops.log_format": "json", "inference.device": "cpu", **settings}
         command = [sys.executable, "-m", "forebay", "run", *arguments]
         for key, value in values.items():
             command += ["--set", f"{key}={json.dumps(value)}"]
         ours = {key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_")}
+        if failpoints:
+            ours["FOREBAY_FAILPOINTS"] = failpoints
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -145,8 +150,13 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill it as a crash would, and wait until it and its replicas are gone."""
         self.signal(signal.SIGKILL)
-        self.process.wait(STOP_SECONDS)
-        self.await_no_leftovers()
+        self.await_killed()
+
+    def await_killed(self, timeout_s: float = START_SECONDS) -> None:
+        """Return once it was killed, by a failpoint of its own too, and its replicas are gone; any other end fails."""
+        code = self.wait(timeout_s)
+        assert code == -signal.SIGKILL, f"the worker ended with {code} and was to be killed:\n{self.text()}"
+        self.was_killed = True
 
     def stop(self, timeout_s: float = STOP_SECONDS) -> int:
         """Send SIGTERM; return the exit code."""

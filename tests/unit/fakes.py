@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from forebay.inference.messages import Done, Mistake, Ready, Run, Spec, decode_to_replica, encode
+from forebay.inference.messages import Done, Mistake, Ready, Run, Skip, Spec, decode_to_replica, encode
 from forebay.inference.staging import SlotSize
 
 SIZE = SlotSize(4_096, 4_096)
@@ -24,6 +24,7 @@ class FakeReplica:
         self.can_be_killed = True
         self.hears = True
         self.jobs: deque[Run] = deque()
+        self.skips: list[tuple[int, list[int]]] = []
         self.answers: deque[bytes] = deque()
         self.stopped = False
         self.answers_after: int | None = None
@@ -42,6 +43,8 @@ class FakeReplica:
         if isinstance(found, Run):
             self.jobs.append(found)
             self._silent = 0
+        elif isinstance(found, Skip):
+            self.skips.append((found.number, found.requests))
 
     def receive(self) -> bytes | None:
         self._silent += 1
@@ -72,7 +75,7 @@ class FakeReplica:
         self.answers.append(encode(message))
 
     def get_ready(self, taken: Spec = INPUT) -> None:
-        self.say(Ready([taken], [Spec("y", "FP32", [-1])], False, "cpu", 0.1, 0.1, [(1, 0.001)], []))
+        self.say(Ready([taken], [Spec("y", "FP32", [-1])], False, "cpu", 0.1, 0.1, [], []))
 
     def die(self) -> None:
         self.alive = self.hears = False
@@ -83,4 +86,17 @@ class FakeReplica:
         left = set(changes.get("left", ()))
         mistakes = [Mistake(index, "model_error", "done") for index in range(job.requests) if index not in left]
         told: dict[str, Any] = {"parts": [], "mistakes": mistakes, **changes}
-        self.say(Done(job.number, told["parts"], told["mistakes"], 0.0, 0.0, 0.001, 1, {}, told.get("left", [])))
+        self.say(
+            Done(
+                job.number,
+                told["parts"],
+                told["mistakes"],
+                0.0,
+                0.0,
+                0.001,
+                1,
+                {},
+                told.get("left", []),
+                unsound=told.get("unsound", ""),
+            )
+        )

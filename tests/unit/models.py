@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,37 @@ class Sums(Model):
         y = x.sum(1)
         y[first == NOT_A_NUMBER] = float("nan")
         y[first == INFINITE] = float("inf")
+        return y
+
+
+class Fragile(Sums):
+    """Fails on whatever it is given, or answers with NaN, while a file says so."""
+
+    def __init__(self, broken: str) -> None:
+        self.broken = Path(broken)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.broken.exists():
+            if self.broken.read_text() == "nan":
+                return x.sum(1) * float("nan")
+            raise ConnectionError("the feature store does not answer")
+        return super().forward(x)
+
+
+class Remembers(Sums):
+    """Has an example that can be had once at the start, and writes into whatever it is given."""
+
+    asked = 0
+
+    def example(self) -> dict[str, Any] | None:
+        self.asked += 1
+        if self.asked > 10:
+            raise FileNotFoundError("the example's file was removed")
+        return {"x": torch.full((1, 4), 1e30)}
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        x.mul_(1e30)
         return y
 
 

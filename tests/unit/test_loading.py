@@ -232,7 +232,7 @@ def test_the_cpu_copies_what_it_is_given_and_reports_its_memory() -> None:
     device = open_device("cpu")
     assert type(device) is Device
     staged = torch.zeros(2)
-    device.to_device(staged).add_(1)
+    device.upload({"x": staged})["x"].add_(1)
     assert staged.tolist() == [0, 0]
     assert device.memory()["resident"] > 1_000_000
 
@@ -256,7 +256,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
     job = Run(1, 0, 3, [1, 2, 1], [], [[[1, 2]]])
     assert decode_to_replica(encode(job)) == job
     assert decode_to_replica(encode(start(options={"a": [1, {"b": None}]}))).options == {"a": [1, {"b": None}]}  # type: ignore[union-attr]
-    for message in (Failed("why"), Ready([], [], True, "cpu", 0.5, 0.25, [(1, 0.1)], ["note"])):
+    for message in (Failed("why"), Ready([], [], True, "cpu", 0.5, 0.25, [(0, 1, 0.1)], ["note"])):
         assert decode_to_loop(encode(message)) == message
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def having(*names: str) -> Callable[[list[Request]], bool]:
 def test_a_pool_is_ready_when_every_replica_is() -> None:
     scene = Scene(2, ready=False)
     assert not scene.pool.ready
-    assert not scene.pool.has_room("model")
+    assert scene.pool.free_at("model") is None
     scene.fakes[0].get_ready()
     scene.collect()
     assert (scene.pool.ready, scene.pool.ready_count()) == (False, 1)
@@ -89,15 +90,15 @@ def test_a_pool_is_ready_when_every_replica_is() -> None:
 
 def test_a_replica_takes_one_batch_to_run_and_one_to_wait() -> None:
     scene = Scene()
-    assert scene.pool.is_idle("model")
+    assert scene.pool.free_at("model") == 0.0
     scene.submit("a")
-    assert (scene.pool.is_idle("model"), scene.pool.has_room("model")) == (False, True)
+    assert scene.pool.free_at("model") == inf
     scene.submit("b", "c")
-    assert (scene.pool.has_room("model"), scene.pool.in_flight) == (False, 3)
+    assert (scene.pool.free_at("model"), scene.pool.in_flight) == (None, 3)
     scene.fakes[0].finish()
     (back,) = scene.collect()
     assert [one.id for one, _ in back.failures] == ["a"]
-    assert scene.pool.has_room("model")
+    assert scene.pool.free_at("model") is not None
 
 
 def test_a_batch_goes_to_the_replica_with_the_least_to_do() -> None:
@@ -253,11 +254,10 @@ def test_while_suspects_run_nothing_new_is_taken() -> None:
     scene.collect()
     scene.fakes[0].get_ready()
     scene.collect(1.0)
-    assert not scene.pool.has_room("model")
-    assert not scene.pool.is_idle("model")
+    assert scene.pool.free_at("model") is None
     assert scene.pool.in_flight == 2
     scene.run_until_quiet()
-    assert scene.pool.has_room("model")
+    assert scene.pool.free_at("model") is not None
 
 
 def test_one_replica_that_dies_leaves_the_others_running() -> None:
@@ -409,10 +409,65 @@ def test_dropping_everything_leaves_nothing_in_flight() -> None:
     scene.collect(1.0)
     scene.fakes[0].get_ready()
     scene.collect()
-    assert scene.pool.has_room("model")
+    assert scene.pool.free_at("model") is not None
 
 
 def test_stopping_ends_every_replica() -> None:
     scene = Scene(2)
     scene.pool.stop()
     assert all(fake.stopped for fake in scene.fakes)
+
+
+# ---------------------------------------------------------------------- deadlines and predictions
+
+
+def test_the_pool_predicts_when_its_replica_is_free() -> None:
+    scene = Scene()
+    first = [request("a")]
+    scene.pool.submit(Batch(1, "model", first, 1, Reason.IDLE, 0.0, expected=5.0), 1.0)
+    assert scene.pool.free_at("model") == 6.0
+
+
+def test_two_replicas_are_free_when_the_first_of_them_is() -> None:
+    scene = Scene(replicas=2)
+    for number, expected in enumerate((5.0, 2.0)):
+        batch = Batch(number, "model", [request("a")], 1, Reason.IDLE, 0.0, expected=expected)
+        scene.pool.submit(batch, 0.0)
+    assert scene.pool.free_at("model") == 2.0
+
+
+def test_a_staged_request_is_answered_at_its_deadline_and_never_again() -> None:
+    """A request behind a batch of ninety seconds had its answer after it, ninety seconds late."""
+    scene = Scene()
+    scene.submit("long")
+    staged = [request("dated", deadline=2.0), request("timeless"), request("later", deadline=9.0)]
+    scene.pool.submit(Batch(2, "model", staged, 3, Reason.FULL_ROWS, 0.0, deadline=2.0), 0.0)
+    assert scene.pool.expire(1.9) == []
+    assert [one.id for one in scene.pool.expire(2.0)] == ["dated"]
+    assert scene.pool.expire(3.0) == []
+    assert [one.id for one in scene.pool.expire(9.5)] == ["later"]
+    assert scene.fakes[0].skips == [(2, [0]), (2, [2])]
+    assert list(scene.run_until_quiet()) == ["long", "timeless"]
+
+
+def test_a_request_that_was_answered_while_it_was_staged_is_not_suspected_later() -> None:
+    scene = Scene()
+    scene.submit("long")
+    staged = [request("dated", deadline=2.0), request("timeless")]
+    scene.pool.submit(Batch(2, "model", staged, 2, Reason.FULL_ROWS, 0.0, deadline=2.0), 0.0)
+    scene.pool.expire(2.0)
+    scene.fakes[0].finish()
+    scene.collect()
+    scene.fakes[0].die()
+    scene.collect()
+    assert list(scene.run_until_quiet()) == ["timeless"]
+
+
+def test_what_a_lost_replica_left_behind_expires_too() -> None:
+    scene = Scene()
+    batch = Batch(1, "model", [request("a", deadline=2.0), request("b")], 2, Reason.IDLE, 0.0, deadline=2.0)
+    scene.pool.submit(batch, 0.0)
+    scene.fakes[0].die()
+    scene.collect()
+    assert [one.id for one in scene.pool.expire(3.0)] == ["a"]
+    assert list(scene.run_until_quiet()) == ["b"]

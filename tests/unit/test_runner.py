@@ -12,12 +12,13 @@ import torch
 from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import Device
-from forebay.inference.messages import Start
+from forebay.inference.example import DeviceLost
+from forebay.inference.messages import Done, Run, Start
 from forebay.inference.replicas import Replica, finished
-from forebay.inference.runner import DeviceLost, Runner
+from forebay.inference.runner import Runner
 from forebay.inference.staging import SlotSize, Staging
-from forebay.inference.warmup import sizes, warm_up
-from forebay.records import Batch, Code, Failure, Reason, Request, Signature
+from forebay.inference.warmup import WarmUp, sizes, warm_up
+from forebay.records import Batch, Code, Failure, Reason, Request, Signature, Timings
 from tests.unit.builders import request
 from tests.unit.models import (
     CRASH,
@@ -55,20 +56,32 @@ class Bench:
     """A model, its runner and a staging area with two slots."""
 
     def __init__(
-        self, model: Model, limit: int = 32, inputs: int = 1 << 16, outputs: int = 1 << 16, precision: str = "fp32"
+        self,
+        model: Model,
+        limit: int = 32,
+        inputs: int = 1 << 16,
+        outputs: int = 1 << 16,
+        device: Device = CPU,
+        **changes: Any,
     ) -> None:
         self.model = model
-        model.load(CPU.device)
+        self.device = device
+        model.load(device.device)
         size = SlotSize(inputs, outputs)
         self.staging = Staging(size, 2)
-        start = Start(
-            "model", "1", "f", None, None, {}, "cpu", precision, None, limit, size.total, size.inputs, 2, []
-        )  # fmt: skip
-        self.runner = Runner(model, CPU, start, self.staging.map)
+        self.start = Start(
+            "model", "1", "f", None, None, {}, "cpu", "fp32", None, limit, size.total, size.inputs, 2, []
+        )
+        for name, value in changes.items():
+            assert hasattr(self.start, name)
+            setattr(self.start, name, value)
+        self.runner = Runner(model, device, self.start, self.staging.map)
         declared = [tuple(spec.declared for spec in specs) for specs in (model.inputs, model.outputs)]
         self.signature = Signature("model", "1", declared[0], declared[1], bool(model.prepared))
-        self.replica = Replica("model-0", start, None, self.staging)  # type: ignore[arg-type]
+        self.replica = Replica("model-0", self.start, None, self.staging)  # type: ignore[arg-type]
         self.replica.signature = self.signature
+        self.timings: list[Timings] = []
+        self.done: Done | None = None
 
     def run(self, *requests: Request) -> Answers:
         """Run a batch, and what it left for want of room, until every request has its outcome."""
@@ -81,11 +94,20 @@ class Bench:
         assert self.staging.free == 2
         return answers
 
-    def _turn(self, answers: Answers, requests: list[Request]) -> list[Request]:
-        batch = Batch(1, "model", requests, sum(one.rows for one in requests), Reason.IDLE, 0.0)
+    def warm_up(self) -> WarmUp:
+        return warm_up(self.runner, self.model, self.device, self.start)
+
+    def submit(self, requests: list[Request], bucket: int = 0) -> Run:
+        """Write a batch into a slot."""
+        batch = Batch(1, "model", requests, sum(one.rows for one in requests), Reason.IDLE, 0.0, bucket)
         job = self.staging.write(batch, self.signature)
         self.replica.running.append((batch, job))
-        back = finished(self.replica, self.runner.run(job), 0.0)
+        return job
+
+    def _turn(self, answers: Answers, requests: list[Request]) -> list[Request]:
+        self.done = self.runner.run(self.submit(requests))
+        back = finished(self.replica, self.done, 0.0)
+        self.timings.append(back.timings)
         answers.executions += back.timings.executions
         for members, outputs in back.results:
             begin, rows = 0, sum(one.rows for one in members)
@@ -129,6 +151,33 @@ def test_every_request_gets_its_own_rows_in_its_own_order() -> None:
     assert answers.executions == 1
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_requests_that_were_answered_already_cost_no_forward(rows: int) -> None:
+    bench = Bench(Sums())
+    requests = [numbers(str(index), *[float(index)] * rows) for index in range(4)]
+    job = bench.submit(requests)
+    job.skipped = [1, 2]
+    done = bench.runner.run(job)
+    bench.replica.running[0][0].answered.update({id(requests[1]), id(requests[2])})
+    back = finished(bench.replica, done, 0.0)
+    assert {members[0].id: outputs[0].content for members, outputs in back.results} == {
+        "0": np.array([1.0] * rows, "<f4").tobytes(),
+        "3": np.array([4.0] * rows, "<f4").tobytes(),
+    }
+    assert (back.failures, back.left, done.executions) == ([], [], 1)
+
+
+def test_a_batch_of_which_all_was_answered_runs_nothing() -> None:
+    bench = Bench(Sums())
+    requests = ordinary(3)
+    job = bench.submit(requests)
+    job.skipped = [0, 1, 2]
+    done = bench.runner.run(job)
+    bench.replica.running[0][0].answered.update(map(id, requests))
+    back = finished(bench.replica, done, 0.0)
+    assert (back.results, back.failures, done.executions, bench.staging.free) == ([], [], 0, 2)
+
+
 def test_slots_are_used_again_and_keep_nothing_of_the_batch_before() -> None:
     bench = Bench(Sums())
     for turn in range(5):
@@ -151,11 +200,12 @@ def test_text_and_several_outputs_come_back_by_name_and_not_by_position() -> Non
     assert answers.results["c"][0] == [b"c"]
 
 
-def test_rows_of_different_lengths_are_padded_and_nothing_else_changes() -> None:
-    def ids(name: str, *rows: list[int]) -> Request:
-        content = np.array(rows, "<i8")
-        return request(name, rows=len(rows), tensors=[content.tobytes()], shapes=[content.shape])
+def ids(name: str, *rows: list[int]) -> Request:
+    content = np.array(rows, "<i8")
+    return request(name, rows=len(rows), tensors=[content.tobytes()], shapes=[content.shape])
 
+
+def test_rows_of_different_lengths_are_padded_and_nothing_else_changes() -> None:
     answers = Bench(Padded()).run(ids("a", [1, 2]), ids("b", [3, 4, 5], [6, 7, 8]), ids("c", [9]))
     assert answers.ints("a") == [1, 2, -1]
     assert answers.ints("b") == [3, 4, 5, 6, 7, 8]
@@ -286,11 +336,32 @@ def test_a_batch_that_does_not_fit_runs_in_halves() -> None:
     assert answers.executions == 3
 
 
-def test_a_row_that_does_not_fit_alone_is_exhausted_and_the_others_are_not() -> None:
+def test_a_request_of_more_rows_than_fit_runs_in_pieces() -> None:
     answers = Bench(Greedy(2)).run(numbers("large", 1, 2, 3), numbers("small", 4))
-    assert answers.failures["large"].code is Code.RESOURCE_EXHAUSTED
-    assert answers.failures["large"].retriable
+    assert answers.floats("large") == [2, 3, 4]
     assert answers.floats("small") == [5]
+
+
+def hog(x: torch.Tensor) -> torch.Tensor:
+    """Needs more memory than there is wherever a row begins with 7."""
+    if bool((x[:, 0] == 7).any()):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return x.sum(1)
+
+
+def test_a_row_that_does_not_fit_alone_is_exhausted_and_the_others_are_not() -> None:
+    answers = Bench(Echo(hog)).run(*ordinary(32))
+    check_innocents(answers, 32, {7})
+    assert answers.executions == 11
+    assert answers.failures["7"].code is Code.RESOURCE_EXHAUSTED
+    assert answers.failures["7"].retriable
+
+
+def test_a_row_that_needs_too_much_memory_leaves_no_cap_behind() -> None:
+    bench = Bench(Echo(hog))
+    bench.run(*ordinary(32))
+    answers = bench.run(*[numbers(str(n), float(100 + n)) for n in range(32)])
+    assert (answers.executions, bench.done.cap) == (1, 0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -476,16 +547,16 @@ def test_every_size_class_up_to_the_largest_is_warmed(largest: int, expected: li
 
 @pytest.mark.parametrize("model", [Sums(), Words(), Padded(), Prepared()])
 def test_a_model_is_warmed_with_zeros_or_its_example(model: Model) -> None:
-    bench = Bench(model)
-    curve = warm_up(bench.runner, model, CPU, 4)
-    assert [rows for rows, _ in curve] == [1, 2, 4]
-    assert all(seconds > 0 for _, seconds in curve)
+    bench = Bench(model, limit=4)
+    found = bench.warm_up()
+    assert [rows for _, rows, _ in found.curve] == [1, 2, 4]
+    assert all(seconds > 0 for *_, seconds in found.curve)
 
 
 def test_a_model_that_breaks_its_declaration_is_found_out_before_the_first_request() -> None:
-    bench = Bench(Echo(lambda x: x))
+    bench = Bench(Echo(lambda x: x), limit=2)
     with pytest.raises(ModelError, match=r"warm-up.*shape"):
-        warm_up(bench.runner, bench.model, CPU, 2)
+        bench.warm_up()
 
 
 def test_a_model_that_trains_itself_is_found_out_before_the_first_request() -> None:
@@ -500,7 +571,7 @@ def test_a_model_that_trains_itself_is_found_out_before_the_first_request() -> N
 
     bench = Bench(Trains())
     with pytest.raises(ModelError, match="training mode"):
-        warm_up(bench.runner, bench.model, CPU, 2)
+        bench.warm_up()
 
 
 def test_an_example_that_fails_is_the_models_mistake() -> None:
@@ -510,4 +581,4 @@ def test_an_example_that_fails_is_the_models_mistake() -> None:
 
     bench = Bench(Bad())
     with pytest.raises(ModelError, match=r"example\(\).*'x'"):
-        warm_up(bench.runner, bench.model, CPU, 2)
+        bench.warm_up()

@@ -399,7 +399,7 @@ def test_an_idle_worker_commits_once_and_not_again_and_again() -> None:
 def test_records_of_partitions_that_are_not_assigned_are_dropped() -> None:
     scene = Scene().join()
     value, headers = vector_request()
-    scene.worker._accept([record(value, headers, partition=9)])
+    scene.worker._reception.accept([record(value, headers, partition=9)], scene.clock())
     scene.turn(3)
     assert (scene.replica.jobs, scene.answered, scene.committed) == (type(scene.replica.jobs)(), [], {})
     assert scene.worker._room() == scene.settings.batch.queue_size
@@ -696,7 +696,7 @@ def test_metrics_count_every_outcome_by_its_code() -> None:
         for sample in family.samples
         if sample.name == "forebay_batch_cuts_total"
     )
-    assert cuts == value("forebay_batch_size_count", {"model": "model"})
+    assert cuts == value("forebay_executions_total", {"model": "model"})
 
 
 def test_an_unknown_model_gets_no_metrics_of_its_own() -> None:

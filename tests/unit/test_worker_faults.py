@@ -28,10 +28,11 @@ class Corridor(RuleBasedStateMachine):
     """One worker, two partitions, and everything that can go wrong around it."""
 
     ordering = "none"
+    make_scene: type[Scene] = Scene
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = Scene(
+        self.scene = self.make_scene(
             2,
             max_attempts=2,
             batch__max_batch_size=4,

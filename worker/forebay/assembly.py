@@ -7,9 +7,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from forebay.batching.batcher import Batcher, Policy
-from forebay.batching.lanes import Bounds
-from forebay.inference.assembly import build_pool
+from forebay.batching.batcher import Batcher
+from forebay.batching.padding import Axes
+from forebay.batching.policy import Policy
+from forebay.batching.sizes import Bounds
+from forebay.inference.assembly import build_pool, build_preparers
+from forebay.records import Signature
 from forebay.rooms import Rooms
 from forebay.settings import Batch, Settings
 from forebay.stream.client_config import consumer_config, producer_config
@@ -22,6 +25,9 @@ from forebay.stream.results import Encoder
 from forebay.stream.transaction_offsets import TransactionalCommitter
 from forebay.stream.transactions import TransactionalOutbox
 
+_OVERHEAD = 0.003
+"""Seconds that a request spends outside the model: from Kafka to its batch and from there to the acknowledgement."""
+
 
 def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int]) -> Rooms:
     """Return the rooms of a real worker. `limits` maps topics to their largest message in bytes, where it is known."""
@@ -31,7 +37,8 @@ def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str,
 
     def make_outbox(encoder: Encoder) -> Outgoing:
         if delivery.guarantee == "at_least_once":
-            outbox: Outgoing = Outbox(producer_config(kafka, delivery), encoder, kafka.dead_letter_topic)
+            config = producer_config(kafka, delivery)
+            outbox: Outgoing = Outbox(config, encoder, kafka.dead_letter_topic, ordering=delivery.ordering)
         else:
             named = delivery.model_copy(
                 update={"transactional_id": delivery.transactional_id or transactional_id(kafka.group_id)}
@@ -44,7 +51,7 @@ def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str,
     def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
         if isinstance(outbox, TransactionalOutbox):
             return TransactionalCommitter(outbox, offsets, interval)
-        return Committer(consumer, offsets, interval)
+        return Committer(consumer, offsets, interval, remembers=delivery.order_of_results == "none")
 
     return assemble(settings, search, consumer=consumer, make_outbox=make_outbox, make_committer=make_committer)
 
@@ -54,14 +61,37 @@ def assemble(settings: Settings, search: Sequence[Path], **kafka_side: Any) -> R
     numbers = count(1)
     policy = policy_of(settings.batch)
     sections = (settings.inference, settings.batch, settings.delivery)
+    pool = build_pool(settings.served, sections, search, numbers)
     return Rooms(
-        pool=build_pool(settings.served, sections, search, numbers),
-        make_batcher=lambda model: Batcher(model, policy, numbers),
+        pool=pool,
+        preparers=build_preparers(settings.served, sections, search, numbers, pool.poller),
+        make_batcher=lambda signature: Batcher(signature.model, policy, numbers, axes_of(signature)),
         **kafka_side,
     )
 
 
 def policy_of(batch: Batch) -> Policy:
     """Return how batches are cut under these settings."""
-    bounds = Bounds(batch.max_batch_size, batch.max_batch_bytes, batch.max_batch_cost, batch.cost)
-    return Policy(bounds, batch.dispatch, batch.max_wait_ms / 1000, batch.priority_aging_ms / 1000)
+    return Policy(
+        Bounds(batch.max_batch_size, batch.max_batch_bytes, batch.max_batch_cost, batch.cost),
+        batch.dispatch,
+        batch.max_wait_ms / 1000,
+        batch.priority_aging_ms / 1000,
+        allowed=batch.allowed_batch_sizes,
+        padding=batch.padding,
+        buckets=batch.shape_buckets or None,
+        target_latency=None if batch.target_latency_ms is None else batch.target_latency_ms / 1000,
+        overhead=_OVERHEAD,
+        backlog_only=batch.linger_for == "backlog",
+    )
+
+
+def axes_of(signature: Signature) -> Axes:
+    """Return the ragged dimensions of what is batched: those that vary and may be padded."""
+    return tuple(
+        (index, axis)
+        for index, spec in enumerate(signature.batched)
+        if spec.pad is not None
+        for axis, dim in enumerate(spec.shape)
+        if axis and dim == -1
+    )

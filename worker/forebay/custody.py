@@ -6,11 +6,10 @@ is acknowledged, or when its partition belongs to somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from typing import Literal
+from typing import Literal, Protocol
 
-from forebay.batching.batcher import Batcher
 from forebay.inference.pool import Pool
 from forebay.records import Outcome, Partition, Record, Request
 from forebay.stream.offsets import Offsets
@@ -19,6 +18,13 @@ from forebay.stream.outbox import Outgoing
 
 FITS = 1_000_000
 """What fits while nothing is held: other bounds come first."""
+
+
+class Queue(Protocol):
+    """Where requests wait for their batch."""
+
+    def __iter__(self) -> Iterator[Request]: ...
+    def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]: ...
 
 
 class Custody:
@@ -46,6 +52,13 @@ class Custody:
         """Count a record out."""
         self.bytes -= len(record.value or b"")
         self.requests -= 1
+
+    def keeps(self, record: Record) -> bool:
+        """Whether a record is still this worker's; one that is not is counted out."""
+        if self.offsets.holds(record):
+            return True
+        self.give_back(record)
+        return False
 
     def fitting(self, limit: int) -> int:
         """Return how many more records, as large as those that are held, fit under `limit` bytes; at least one."""
@@ -85,10 +98,11 @@ class Custody:
         self.requests -= len(outcomes)
 
     def abandon(
-        self, partitions: set[Partition], batchers: Collection[Batcher], pool: Pool, *, keep_overtaken: bool = False
+        self, partitions: set[Partition], queues: Collection[Queue], pool: Pool, *, keep_overtaken: bool = False
     ) -> int:
         """Drop the requests of these partitions that no replica has begun; another worker will read them again.
 
+        `queues` are all places where requests wait: the batchers, and the preparers, whose work begins nothing.
         `keep_overtaken` keeps those that wait below an offset which was begun or answered already (an urgent request,
         another shape, a malformed one): no watermark passes them, so what overtook them would be answered twice.
         """
@@ -97,13 +111,13 @@ class Custody:
             return (request.record.topic, request.record.partition) in partitions
 
         gone = pool.drop(concerns)
-        floors = self._begun(partitions, chain(gone, *batchers)) if keep_overtaken else {}
+        floors = self._begun(partitions, chain(gone, *queues)) if keep_overtaken else {}
 
         def is_above(request: Request) -> bool:
             record = request.record
             return concerns(request) and record.offset > floors.get((record.topic, record.partition), -1)
 
-        gone += [request for batcher in batchers for request in batcher.drop(is_above)]
+        gone += [request for queue in queues for request in queue.drop(is_above)]
         for request in gone:
             self.offsets.abandoned(request.record)
             self.give_back(request.record)
@@ -120,7 +134,8 @@ class Custody:
 
     def forget(self, partitions: set[Partition], outbox: Outgoing) -> None:
         """Forget what waits for its turn, or for a transaction, and close the ledgers."""
-        for outcome in [*self._sequencer.forget(partitions), *outbox.forget(partitions)]:
+        unsent = outbox.forget(partitions) if self.is_busy_with(partitions) else []
+        for outcome in [*self._sequencer.forget(partitions), *unsent]:
             self.give_back(outcome.record)
         self.offsets.forgotten(partitions)
 

@@ -80,6 +80,9 @@ class Metrics:
             "forebay_request_duration_seconds", "From reading a request to its acknowledged outcome.", registry
         )
         self.queue_duration = Latency("forebay_queue_seconds", "From reading a request to cutting its batch.", registry)
+        self.prepare_duration = Latency(
+            "forebay_prepare_seconds", "What prepare() took for a request, in inference.prepare_workers.", registry
+        )
         self.batch_size = Histogram(
             "forebay_batch_size", "Rows of a batch.", ["model"], buckets=_ROWS, registry=registry
         )
@@ -90,14 +93,44 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.cuts = counter("batch_cuts_total", "Batches by why they were cut.", "model", "reason")
+        self.oldest_wait = Latency(
+            "forebay_batch_oldest_wait_seconds", "How long the oldest request of a batch waited for it.", registry
+        )
+        self.cuts = counter(
+            "batch_cuts_total",
+            "Executions by why their batch was cut; split and isolation run parts.",
+            "model",
+            "reason",
+        )
+        self.elements = counter(
+            "batch_elements_total", "Elements of ragged inputs: real, and padding beside them.", "model", "kind"
+        )
+        self.service_time = gauge(
+            "service_time_seconds",
+            "Measured time of an execution, by padded elements per row (bucket), rows and quantile.",
+            "model",
+            "bucket",
+            "rows",
+            "quantile",
+        )
+        self.peak = gauge(
+            "batch_peak_bytes", "Most device memory that a batch took in the warm-up.", "model", "bucket", "rows"
+        )
+        self.difference = gauge(
+            "self_check_difference", "Largest relative difference of a row's outputs, alone and in company.", "model"
+        )
+        self.recompiles = counter(
+            "recompiles_total", "Executions that ran uncompiled, for a shape that the warm-up did not compile.", "model"
+        )
+        self.cap = gauge("batch_cap_rows", "Rows that a batch may have now, by bucket.", "model", "bucket")
         self.executions = counter("executions_total", "Forward calls, isolation included.", "model")
         self.isolation = counter(
             "isolation_executions_total", "Forward calls that only separated guilty requests from the others.", "model"
         )
-        self.queue_requests = gauge("queue_requests", "Requests that wait for a batch.")
+        self.queue_requests = gauge("queue_requests", "Requests that wait for a batch or a preparer.")
         self.queue_bytes = gauge("queue_bytes", "Bytes of records that were read and are not settled.")
-        self.in_flight = gauge("in_flight_requests", "Requests that replicas have.")
+        self.in_flight = gauge("in_flight_requests", "Requests that replicas or preparers have.")
+        self.preparing = gauge("preparing_requests", "Requests that wait for a preparer or are in one.")
         self.unacknowledged = gauge("unacknowledged_outcomes", "Outcomes sent and not acknowledged.")
         self.lag = gauge("partition_lag_records", "Records behind the end of a partition.", "topic", "partition")
         self.committed = gauge("committed_offset", "The committed offset of a partition.", "topic", "partition")
@@ -110,10 +143,19 @@ class Metrics:
         self.replica_restarts = counter("replica_restarts_total", "Replicas that were replaced.")
         self.replica_memory = gauge(
             "replica_memory_bytes",
-            "Memory of a replica: resident, allocated, reserved, device_used, device_total.",
+            "Memory of a replica: resident, staging, allocated, reserved, device_used, device_total, device_process.",
             "replica",
             "kind",
         )
+        self.preparer_restarts = counter("preparer_restarts_total", "Preparers that were replaced.")
+        self.preparer_memory = gauge("preparer_memory_bytes", "Resident memory of a preparer.", "preparer")
+        self.recalled = counter(
+            "recalled_records_total", "Records read again after a restart or rebalance that were answered already."
+        )
+        self.breaker_open = gauge(
+            "breaker_open", "1 while a model fails its own example and its requests wait for it.", "model"
+        )
+        self.breaker_opened = counter("breaker_opened_total", "Times that a model was found broken.", "model")
         self.dropped = counter("dropped_requests_total", "Requests given back unanswered, by why.", "reason")
         self.events = counter("client_events_total", "Events of the Kafka client, by its name for them.", "name")
 

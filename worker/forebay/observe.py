@@ -6,16 +6,19 @@ Everything here costs per batch or per second, never per record, except one loop
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from forebay.batching.batcher import Batcher
+from forebay.breaker import MEND, Change
 from forebay.custody import Custody
 from forebay.health import Health
+from forebay.inference.pool import Notice
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
-from forebay.records import Batch, Outcome, Partition
+from forebay.records import Batch, Outcome, Partition, Reason
 from forebay.rooms import Rooms
 from forebay.stream.outbox import Outgoing
 
@@ -41,12 +44,14 @@ class Observer:
         self._health = health
         self._consumer = rooms.consumer
         self._pool = rooms.pool
+        self._preparers = rooms.preparers
         self._custody = custody
         self._gauges_at = 0.0
         self._now = 0.0
         self._told: dict[str, float] = {}
         self._failed: dict[str, int] = {}
         self._collected_at = 0.0
+        self._curves: dict[str, int] = {}
         self._joining_since: float | None = None
 
     def turn(self, now: float, batchers: Iterable[Batcher], outbox: Outgoing) -> None:
@@ -60,7 +65,22 @@ class Observer:
             if not gc.isenabled() and now - self._collected_at >= _COLLECT_EVERY:
                 self._collected_at = now
                 gc.collect()
-            self._refresh(sum(batcher.requests for batcher in batchers), outbox)
+            found = list(batchers)
+            self._refresh(sum(batcher.requests for batcher in found), outbox)
+            for batcher in found:
+                self._tell_curve(batcher)
+
+    def _tell_curve(self, batcher: Batcher) -> None:
+        """Publish the service-time curve and the caps that follow from it, where they changed."""
+        metrics, model = self._metrics, batcher.model
+        if self._curves.get(model) == batcher.curve.version:
+            return
+        self._curves[model] = batcher.curve.version
+        for bucket, rows, middle, high in batcher.curve.points():
+            metrics.service_time.labels(model, str(bucket), str(rows), "0.5").set(middle)
+            metrics.service_time.labels(model, str(bucket), str(rows), "0.95").set(high)
+        for bucket in batcher.curve.buckets:
+            metrics.cap.labels(model, str(bucket)).set(batcher.caps.rows(bucket))
 
     def _tell_failed(self, now: float) -> None:
         """Log now and then how many requests ended in an error since the last time, by code; never each of them."""
@@ -83,17 +103,46 @@ class Observer:
         _log.info("serving", models=[f"{s.model}:{s.version}" for s in self._pool.signatures.values()])
 
     def notices(self) -> None:
-        """Log what happened to replicas."""
-        pool = self._pool
-        while pool.notices:
-            notice = pool.notices.popleft()
-            if notice.event == "replica_lost":
-                self._metrics.replica_restarts.inc()
-                _log.warning(notice.event, model=notice.model, **notice.fields)
+        """Log what happened to replicas and preparers."""
+        for pool in (self._pool, self._preparers.pool):
+            while pool.notices:
+                self._notice(pool.notices.popleft())
+
+    def _notice(self, notice: Notice) -> None:
+        model = notice.model
+        if notice.event.endswith("_lost"):
+            restarts = {
+                "replica_lost": self._metrics.replica_restarts,
+                "preparer_lost": self._metrics.preparer_restarts,
+            }
+            restarts[notice.event].inc()
+            _log.warning(notice.event, model=model, **notice.fields)
+        else:
+            _log.info(notice.event, model=model, **notice.fields)
+        if notice.ready is not None:
+            for bucket, rows, size in notice.ready.peaks:
+                self._metrics.peak.labels(model, str(bucket), str(rows)).set(size)
+            if notice.ready.difference is not None:
+                self._metrics.difference.labels(model).set(notice.ready.difference)
+        if model in self._health.models:
+            self._health.models[model] = self._pool.ready_count(model) > 0
+            preparing = self._preparers.pool
+            stuck = model in preparing.signatures and not preparing.ready_count(model)
+            self._health.trouble(f"preparers of {model}", "no preparer is ready" if stuck else None)
+
+    def broken(self, changes: deque[Change]) -> None:
+        """Tell that a model fails its own example, or works again."""
+        while changes:
+            change = changes.popleft()
+            is_open = change.state != "closed"
+            self._metrics.breaker_open.labels(change.model).set(is_open)
+            told = f"model {change.model} fails its own warm-up example, too ({change.why}): {MEND}"
+            self._health.trouble(f"breaker {change.model}", told if is_open else None)
+            if change.state == "opened":
+                self._metrics.breaker_opened.labels(change.model).inc()
+                _log.error("breaker_opened", model=change.model, why=change.why, mend=MEND)
             else:
-                _log.info(notice.event, model=notice.model, **notice.fields)
-            if notice.model in self._health.models:
-                self._health.models[notice.model] = pool.ready_count(notice.model) > 0
+                _log.warning(f"breaker_{change.state.replace(' ', '_')}", model=change.model, tries=change.tries)
 
     def events(self) -> list[End]:
         """Take in what the client reported beside records; return the partitions that were read to their end.
@@ -115,22 +164,38 @@ class Observer:
                 _log.warning("kafka_event", name=event.name, message=event.message, partition=where)
         return ends
 
-    def cut(self, batch: Batch, now: float) -> None:
+    def cut(self, batch: Batch, now: float, batcher: Batcher) -> None:
         """Count a batch that is on its way to a replica."""
-        metrics = self._metrics
-        metrics.cuts.labels(batch.model, batch.reason.value).inc()
+        metrics, waits = self._metrics, [now - request.arrived for request in batch.requests]
         metrics.batch_size.labels(batch.model).observe(batch.rows)
-        metrics.queue_duration.observe(batch.model, [now - request.arrived for request in batch.requests])
+        metrics.queue_duration.observe(batch.model, waits)
+        metrics.oldest_wait.observe(batch.model, (max(waits),))
+        real, padding = batcher.padding(batch)
+        if real:
+            metrics.elements.labels(batch.model, "real").inc(real)
+            metrics.elements.labels(batch.model, "padding").inc(padding)
+
+    def prepared(self, seconds: dict[str, list[float]]) -> None:
+        """Count what `prepare` took for requests that came back from preparers; tell where a model cannot prepare."""
+        self.broken(self._preparers.breakers.changes)
+        for model, took in seconds.items():
+            self._metrics.prepare_duration.observe(model, took)
 
     def finished(self, finished: Finished, encode_seconds: float) -> None:
         """Count a batch that came back."""
         metrics, timings, model = self._metrics, finished.timings, finished.batch.model
         if not timings.total:
             return
-        metrics.executions.labels(model).inc(timings.executions)
-        metrics.rows.labels(model).inc(finished.batch.rows)
-        if timings.executions > 1:
-            metrics.isolation.labels(model).inc(timings.executions - 1)
+        metrics.rows.labels(model).inc(finished.batch.rows - sum(request.rows for request in finished.left))
+        if timings.executions:
+            metrics.executions.labels(model).inc(timings.executions)
+            metrics.cuts.labels(model, finished.batch.reason.value).inc()
+            split = max(timings.pieces - 1, 0)
+            metrics.cuts.labels(model, Reason.SPLIT.value).inc(split)
+            isolated = timings.executions - 1 - split
+            metrics.cuts.labels(model, Reason.ISOLATION.value).inc(isolated)
+            metrics.isolation.labels(model).inc(isolated)
+            metrics.recompiles.labels(model).inc(timings.recompiles)
         for stage, seconds in (("stage", timings.stage), ("forward", timings.forward), ("encode", encode_seconds)):
             metrics.batch_stage.labels(model, stage).observe(seconds)
 
@@ -183,18 +248,23 @@ class Observer:
 
     def _refresh(self, waiting: int, outbox: Outgoing) -> None:
         metrics = self._metrics
-        metrics.queue_requests.set(waiting)
+        metrics.queue_requests.set(waiting + self._preparers.waiting)
         metrics.queue_bytes.set(self._custody.bytes)
-        metrics.in_flight.set(self._pool.in_flight)
+        metrics.in_flight.set(self._pool.in_flight + self._preparers.running)
+        metrics.preparing.set(self._preparers.requests)
         metrics.unacknowledged.set(outbox.unacknowledged)
         metrics.paused.set(self._consumer.paused)
         metrics.replicas_ready.set(self._pool.ready_count())
         for code in outbox.dead_letters:
             metrics.dead_letters.labels(code).inc()
         outbox.dead_letters.clear()
+        metrics.recalled.inc(self._custody.offsets.skipped)
+        self._custody.offsets.skipped = 0
         for name, memory in self._pool.memory().items():
             for kind, size in memory.items():
                 metrics.replica_memory.labels(name, kind).set(size)
+        for name, memory in self._preparers.pool.memory().items():
+            metrics.preparer_memory.labels(name).set(memory.get("resident", 0))
         for partition, ledger in self._custody.offsets:
             end, mark = self._consumer.end_offset(partition), ledger.watermark
             if end is not None and mark is not None:

@@ -47,10 +47,12 @@ class Reason(StrEnum):
     FULL_ROWS = "full_rows"
     FULL_COST = "full_cost"
     FULL_BYTES = "full_bytes"
+    ALLOWED_SIZE = "allowed_size"
     IDLE = "idle"
     LINGER_EXPIRED = "linger_expired"
     DEADLINE = "deadline"
     DRAIN = "drain"
+    SPLIT = "split"
     ISOLATION = "isolation"
 
 
@@ -99,13 +101,34 @@ class TensorShape:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a ready model accepts and returns. `prepares` says that inputs are per request until `prepare` ran."""
+    """What a ready model accepts and returns. `prepares` says that inputs are per request until `prepare` ran.
+
+    `prepared` is what `prepare` gives, where it runs before batching; empty where it runs in the replica or not at all.
+    """
 
     model: str
     version: str
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     prepares: bool = False
+    prepared: tuple[TensorShape, ...] = ()
+
+    @property
+    def batched(self) -> tuple[TensorShape, ...]:
+        """The tensors that are stacked and padded into a batch; none where `prepare` runs behind the batcher."""
+        return self.prepared or (() if self.prepares else self.inputs)
+
+
+def lane_of(model: str, specs: Sequence[TensorShape], shapes: Sequence[tuple[int, ...]]) -> Hashable:
+    """Return the lane of a request: equal where shapes agree in every dimension that may not be padded."""
+    dims = [
+        tuple(
+            -1 if spec.pad is not None and want == -1 else dim
+            for dim, want in zip(shape[1:], spec.shape[1:], strict=True)
+        )
+        for spec, shape in zip(specs, shapes, strict=True)
+    ]
+    return (model, *dims)
 
 
 class Reply(NamedTuple):
@@ -121,7 +144,7 @@ class Request:
 
     `arrived` and `deadline` are seconds on the worker's monotonic clock. `lane` is equal for requests that may
     share a batch. `item_bytes` is the size of all tensors, unpadded. `wanted` are indices of the outputs asked
-    for, None for all.
+    for, None for all. `tenant` is whom fairness counts it to, None for its partition; `cost` is what `prepare` said.
     """
 
     record: Record
@@ -140,11 +163,18 @@ class Request:
     wanted: tuple[int, ...] | None = None
     echo: Headers = field(default_factory=list)
     attempts: int = 0
+    tenant: bytes | None = None
+    cost: float | None = None
 
 
 @dataclass(slots=True)
 class Batch:
-    """Requests of one lane that run together. `number` is unique in this worker's life."""
+    """Requests that run together. `number` is unique in this worker's life.
+
+    `bucket` is the padded elements per row of the ragged inputs, 0 where nothing varies; `expected` is the predicted
+    service time in seconds, 0 where nothing is known. `deadline` is the earliest of its requests'; `answered` are
+    the `id()` of requests that were answered before it ran.
+    """
 
     number: int
     model: str
@@ -152,6 +182,10 @@ class Batch:
     rows: int
     reason: Reason
     cut_at: float
+    bucket: int = 0
+    expected: float = 0.0
+    deadline: float | None = None
+    answered: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +232,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds that one batch spent in each stage of its replica."""
+    """Seconds that one batch spent in each stage of its replica.
+
+    `pieces` are executions that were planned as parts: of a request larger than a batch, of a batch above the cap;
+    `cap` the rows that the device's memory was seen to hold, None where no bound is known; `recompiles` executions
+    that ran uncompiled.
+    """
 
     stage: float = 0.0
     forward: float = 0.0
     total: float = 0.0
     executions: int = 1
+    pieces: int = 0
+    cap: int | None = None
+    recompiles: int = 0

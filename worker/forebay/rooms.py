@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from forebay.batching.batcher import Batcher
 from forebay.inference.pool import Pool
+from forebay.inference.preparers import Preparers
+from forebay.records import Signature
 from forebay.stream.committer import Committing
 from forebay.stream.consumer import Member
 from forebay.stream.offsets import Offsets
@@ -20,6 +22,7 @@ class Rooms:
 
     consumer: Member
     pool: Pool
-    make_batcher: Callable[[str], Batcher]
+    preparers: Preparers
+    make_batcher: Callable[[Signature], Batcher]
     make_outbox: Callable[[Encoder], Outgoing]
     make_committer: Callable[[Outgoing, Offsets], Committing]

@@ -25,6 +25,7 @@ def _split(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Sizes = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Section(BaseModel):
@@ -117,6 +118,11 @@ class Delivery(Section):
         "none", description="none: as they finish; partition, key: in the input's order"
     )
     max_attempts: int = Field(3, ge=1, description="runs of a request that kills its replica, before it is poisoned")
+    breaker: bool = Field(
+        True,
+        description="a batch that fails whole is answered only if the model still runs its warm-up example; else it "
+        "waits, and the worker is not ready, until the model works again; false: every failure is answered",
+    )
     drain_timeout_ms: int = Field(
         25_000, ge=0, description="for what is in flight at SIGTERM; keep it below the orchestrator's grace period"
     )
@@ -143,8 +149,14 @@ class Batch(Section):
     max_wait_ms: float = Field(
         5.0, ge=0, allow_inf_nan=False, description="from the oldest request's arrival; used by linger"
     )
-    dispatch: Literal["eager", "linger", "static"] = Field(
-        "eager", description="eager: never idle while a request waits; linger: wait to fill; static: full batches only"
+    dispatch: Literal["eager", "linger", "static", "defer"] = Field(
+        "eager",
+        description="eager: never idle while a request waits; linger: wait to fill; static: full batches only; "
+        "defer: as late as the deadlines allow, for a GPU that is shared or metered",
+    )
+    linger_for: Literal["arrivals", "backlog"] = Field(
+        "arrivals",
+        description="what linger waits for: whatever may still come, or only records known to be in the topics",
     )
     cost: Literal["rows", "elements", "bytes"] = Field(
         "rows", description="what a request weighs against max_batch_cost"
@@ -152,6 +164,28 @@ class Batch(Section):
     max_batch_cost: int | None = Field(None, ge=1, description="most cost of a batch, padded; default no bound")
     max_batch_bytes: int = Field(
         67_108_864, ge=1024, description="most bytes of a batch's inputs; sizes the staging slots"
+    )
+    allowed_batch_sizes: Sizes = Field(
+        (), description="rows that the model may run with, increasing: others are padded up; default any"
+    )
+    padding: Literal["min_cost", "pad_up", "batch_down"] = Field(
+        "min_cost",
+        description="between two allowed sizes: the cheaper by the measured curve, the larger with repeated rows, or "
+        "the smaller, leaving the rest",
+    )
+    shape_buckets: Sizes = Field(
+        (),
+        description="lengths that dimensions with a pad value are padded to, increasing; default: requests of like "
+        "lengths go together, padded to the longest",
+    )
+    target_latency_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="batches grow only as far as the measured curve keeps this"
+    )
+    default_timeout_ms: int = Field(
+        0, ge=0, description="deadline of a request that names none, from its record's timestamp; 0: none"
+    )
+    tenant_header: str | None = Field(
+        None, min_length=1, description="record header that names a tenant; the model's time is shared between tenants"
     )
     max_queue_size: int | None = Field(None, ge=1, description="requests; default 8 batches")
     max_queue_bytes: int = Field(67_108_864, ge=1024, description="most bytes that wait before partitions are paused")
@@ -161,7 +195,27 @@ class Batch(Section):
     def _linger_waits(self) -> Batch:
         if self.dispatch == "linger" and self.max_wait_ms == 0:
             raise ValueError("dispatch linger needs max_wait_ms above 0; use dispatch eager to never wait")
+        if self.dispatch == "defer" and self.default_timeout_ms == 0:
+            raise ValueError("dispatch defer waits for deadlines: set default_timeout_ms for requests that name none")
         return self
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Batch:
+        for name in ("allowed_batch_sizes", "shape_buckets"):
+            sizes = getattr(self, name)
+            if any(size < 1 for size in sizes) or list(sizes) != sorted(set(sizes)):
+                raise ValueError(f"{name} must be whole numbers from 1, each larger than the one before")
+        if self.allowed_batch_sizes and self.allowed_batch_sizes[-1] > self.max_batch_size:
+            raise ValueError(
+                f"allowed_batch_sizes goes up to {self.allowed_batch_sizes[-1]}, above max_batch_size "
+                f"{self.max_batch_size}: raise max_batch_size or remove the larger sizes"
+            )
+        return self
+
+    @property
+    def minds_backlog(self) -> bool:
+        """Whether it matters for cutting a batch that more records are known to be in the topics."""
+        return bool(self.allowed_batch_sizes) or self.linger_for == "backlog"
 
     @property
     def queue_size(self) -> int:
@@ -203,17 +257,32 @@ class ModelSettings(Section):
 class Inference(Section):
     """Where and how the model runs."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(
+        "auto", description="auto, cpu, cuda or cuda:N; fake:N?… is an accelerator made of software, for tests"
+    )
     replicas: int = Field(1, ge=1, description="copies of the model that run side by side")
     executor: Literal["process", "thread", "inline"] = Field(
         "process", description="process: can be killed and restarted; thread: shares weights; inline: for tests"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="what the model computes in")
     compile: Literal["none", "inductor"] = Field("none", description="inductor: torch.compile before the first request")
+    memory_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a device's memory that this worker may take, divided among its replicas; default all",
+    )
+    self_check: bool = Field(
+        True,
+        description="at the start, compare a few rows alone, in a batch and padded, and refuse a model that mixes them",
+    )
     execution_timeout_ms: int = Field(
         30_000, ge=1, description="a batch that runs longer is a hang: the replica is restarted"
     )
     start_timeout_ms: int = Field(300_000, ge=1_000, description="to load and warm up a replica")
+    prepare_workers: int = Field(
+        0, ge=0, description="processes per model that run prepare() before batching; 0: the replica runs it"
+    )
     threads: int | None = Field(None, ge=1, description="intra-op threads of a CPU replica; default torch's")
     max_restarts: int = Field(5, ge=0, description="replica restarts within ten minutes before exit 75")
 

@@ -74,17 +74,19 @@ def make_worker(
     """Return a worker on an in-memory broker, not started, with its doubles."""
     consumer, producer = MemoryConsumer(broker, settings.kafka.input_topics), MemoryProducer(broker)
     config = producer_config(settings.kafka, settings.delivery)
+    interval, remembers = settings.delivery.commit_interval_ms / 1000, settings.delivery.order_of_results == "none"
 
     def make_outbox(encoder: Encoder) -> Outgoing:
         dead_letter_topic = settings.kafka.dead_letter_topic
-        return Outbox(config, encoder, dead_letter_topic, make_client=lambda *_, **__: producer)
+        ordering = settings.delivery.ordering
+        return Outbox(config, encoder, dead_letter_topic, make_client=lambda *_, **__: producer, ordering=ordering)
 
     rooms = assemble(
         settings,
         [search or Path.cwd()],
         consumer=consumer,
         make_outbox=make_outbox,
-        make_committer=lambda _, offsets: Committer(consumer, offsets, settings.delivery.commit_interval_ms / 1000),
+        make_committer=lambda _, offsets: Committer(consumer, offsets, interval, remembers=remembers),
     )
     return Worker(settings, rooms, Metrics(), Health(), clock or time.monotonic), consumer, producer
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from forebay import failpoints
 from forebay.batching.batcher import Batcher
-from forebay.custody import Custody
+from forebay.breaker import Breakers
+from forebay.custody import Custody, Queue
+from forebay.dispatch import Dispatch
 from forebay.errors import EXIT_INTERNAL
 from forebay.health import Health
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.observe import Observer
-from forebay.records import Code, Failure, Outcome, Partition, Record, Request, Signature
+from forebay.reception import Reception
+from forebay.records import Failure, Outcome, Partition, Request, Signature
 from forebay.rooms import Rooms
 from forebay.settings import Settings
-from forebay.stream.codec import Decoder, Refusal
+from forebay.stream.codec import Refusal
 from forebay.stream.finish import Finish
 from forebay.stream.intake import Intake
 from forebay.stream.results import Encoder
@@ -51,6 +56,7 @@ class Worker:
         self._settings = settings
         self._consumer = rooms.consumer
         self._pool = rooms.pool
+        self._preparers = rooms.preparers
         self._rooms = rooms
         self._health = health
         self._clock = clock
@@ -59,6 +65,7 @@ class Worker:
         self._intake = Intake(rooms.consumer, settings.batch.queue_size)
         self._observer = Observer(metrics, health, rooms, self._custody)
         self._batchers: dict[str, Batcher] = {}
+        self._breakers = Breakers(settings.delivery.breaker)
         self._finish: Finish | None = None
         self._stopping = self._left = False
 
@@ -82,29 +89,32 @@ class Worker:
             self._leave()
 
     def _warm_up(self) -> bool:
-        """Bring every replica up before the group is joined; a failure stops the start."""
+        """Bring every replica and preparer up before the group is joined; a failure stops the start."""
         self._pool.launch(self._clock())
-        while not self._pool.ready and not self._stopping:
+        self._preparers.pool.launch(self._clock())
+        while not (self._pool.ready and self._preparers.pool.ready) and not self._stopping:
             now = self._clock()
             self._pool.collect(now, IDLE_WAIT)
+            self._preparers.collect(now)
             self._observer.notices()
             self._health.beat(now)
         return not self._stopping
 
     def _join(self) -> None:
-        served = [self._pool.signatures[model.name] for model in self._settings.served]
-        self._start_rooms(served)
+        self._start_rooms([self._pool.signatures[model.name] for model in self._settings.served])
         self._consumer.start(self)
         self._health.phase = "joining the group"
         self._observer.serving()
 
     def _start_rooms(self, served: list[Signature]) -> None:
         kafka = self._settings.kafka
-        self._decoder = Decoder(served, self._settings.limits, kafka.reply_topics)
         self._encoder = Encoder(served, kafka.output_topic, kafka.group_id)
         self._outbox = self._rooms.make_outbox(self._encoder)
-        self._batchers = {signature.model: self._rooms.make_batcher(signature.model) for signature in served}
-        self._ragged = {s.model: any(spec.pad is not None for spec in s.inputs) and not s.prepares for s in served}
+        self._batchers = {signature.model: self._rooms.make_batcher(signature) for signature in served}
+        rooms = (self._preparers, self._custody, self._batchers)
+        self._reception = Reception(served, self._settings, *rooms, self._refuse)
+        more = partial(self._intake.more_to_come, self._offsets) if self._settings.batch.minds_backlog else None
+        self._dispatcher = Dispatch(self._batchers, self._pool, self._observer, self._breakers, more)
         self._committer = self._rooms.make_committer(self._outbox, self._offsets)
         self._outbox.start()
 
@@ -113,7 +123,7 @@ class Worker:
         received = self._receive(now)
         now = self._clock()
         self._dispatch(now, draining=self._finish is not None and self._finish.has_read())
-        self._collect(now, BUSY_WAIT if self._pool.in_flight and not received else 0.0)
+        self._collect(now, self._until_due(now, BUSY_WAIT) if not received and self._is_awaiting() else 0.0)
         self._settle(self._clock())
         self._observer.turn(now, self._batchers.values(), self._outbox)
 
@@ -123,7 +133,7 @@ class Worker:
         fitting = self._custody.fitting(self._settings.batch.max_queue_bytes)
         records = self._intake.receive(room, fitting, self._wait(now) if room > 0 else 0.0, now)
         if records:
-            self._accept(records)
+            self._reception.accept(records, self._clock())
         for event in self._observer.events():
             self._offsets.passed(event.partition, event.offset)  # only after the records before it were opened
         return len(records)
@@ -131,62 +141,45 @@ class Worker:
     def _room(self) -> int:
         """Return how many requests may be read; bytes count until the outcome is acknowledged."""
         batch = self._settings.batch
-        if self._custody.bytes >= batch.max_queue_bytes:
+        held = self._custody.bytes + (self._reception.prepared_bytes if self._pool.in_flight else 0)
+        if held >= batch.max_queue_bytes:
             return 0
-        waiting = sum(batcher.requests for batcher in self._batchers.values()) + self._pool.in_flight
         if self._outbox.unacknowledged > max(2 * batch.queue_size, _UNACKNOWLEDGED):
             return 0
-        return batch.queue_size - waiting
+        return batch.queue_size - self._dispatcher.waiting - self._preparers.requests - self._pool.in_flight
 
     def _wait(self, now: float) -> float:
-        """Return how long the loop may sleep in the consumer: not at all while a replica may answer."""
-        if self._pool.in_flight:
+        """Return how long the loop may sleep in the consumer: not at all while a replica or preparer may answer."""
+        if self._is_awaiting():
             return 0.0
         wait = 0.005 if self._outbox.unacknowledged or self._consumer.commits_in_flight else IDLE_WAIT
-        for batcher in self._batchers.values():
-            due = batcher.next_due()
-            if due is not None:
-                wait = min(wait, max(due - now, 0.0))
-        return wait
+        return self._until_due(now, wait)
 
-    def _accept(self, records: list[Record]) -> None:
-        """Decode records into waiting requests; a record that is no request has its error result at once."""
-        now, now_ms = self._clock(), time.time() * 1000
-        take, decode, batchers, ragged = self._custody.take, self._decoder.decode, self._batchers, self._ragged
-        limit = self._settings.batch.max_batch_bytes
-        for record in records:
-            if not take(record):
-                continue
-            request = decode(record, now, now_ms)
-            if type(request) is Request:
-                if request.item_bytes <= limit:
-                    batchers[request.model].add(request, ragged=ragged[request.model])
-                    continue
-                message = f"the request's tensors have {request.item_bytes} bytes, batch.max_batch_bytes is {limit}"
-                self._send(self._encoder.error(request, Failure(Code.TOO_LARGE, message)), now)
-            elif isinstance(request, Refusal):
-                self._send(self._encoder.error(request, request.failure), now)
+    def _until_due(self, now: float, wait: float) -> float:
+        """Shorten a wait to the moment at which a batch is due, or a request expires."""
+        due = self._dispatcher.next_due()
+        return wait if due is None else min(wait, max(due - now, 0.0))
+
+    def _is_awaiting(self) -> bool:
+        return self._pool.in_flight > 0 or self._preparers.requests > 0 or bool(self._breakers)
 
     def _dispatch(self, now: float, draining: bool = False) -> None:
-        """Cut batches while replicas have room; answer what has expired."""
-        for model, batcher in self._batchers.items():
-            for request in batcher.expire(now):
-                late = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the request ran")
-                self._send(self._encoder.error(request, late), now)
-            while batcher.requests and self._pool.has_room(model):
-                batch = batcher.cut(now, idle=self._pool.is_idle(model), draining=draining)
-                if batch is None:
-                    break
-                self._pool.submit(batch, now)
-                self._observer.cut(batch, now)
+        """Take in what is prepared; cut batches while replicas have room; answer what has expired."""
+        self._observer.prepared(self._reception.advance(now, busy=self._pool.in_flight > 0))
+        for request, failure in self._dispatcher.expired(now):
+            self._refuse(request, failure)
+        self._dispatcher.submit(now, draining=draining)
 
     def _collect(self, now: float, wait: float) -> None:
         """Take finished batches from the replicas and send their outcomes."""
         for finished in self._pool.collect(now, wait):
-            self._deliver(finished)
+            self._dispatcher.learn(finished, now)
+            if not self._dispatcher.holds(finished, self._custody, now):
+                self._deliver(finished)
         self._observer.notices()
 
     def _deliver(self, finished: Finished) -> None:
+        failpoints.hit("before_produce")
         began = now = self._clock()
         rows = finished.batch.rows
         for requests, outputs in finished.results:
@@ -194,7 +187,11 @@ class Worker:
                 self._outbox.send(leaving, now)
         for request, failure in finished.failures:
             self._send(self._encoder.error(request, failure, rows), now)
+        failpoints.hit("after_produce")
         self._observer.finished(finished, self._clock() - began)
+
+    def _refuse(self, request: Request | Refusal, failure: Failure) -> None:
+        self._send(self._encoder.error(request, failure), self._clock())
 
     def _send(self, outcome: Outcome, now: float) -> None:
         """Send an outcome when its turn has come, unless its partition belongs to somebody else by now."""
@@ -209,8 +206,7 @@ class Worker:
             self._observer.committed(marks, failed)
 
     def _close_acknowledged(self, now: float) -> None:
-        closed = self._outbox.serve(now)
-        if closed:
+        if closed := self._outbox.serve(now):
             self._custody.close(closed)
             self._observer.closed(closed, now)
         if self._outbox.must_rewind:
@@ -230,12 +226,13 @@ class Worker:
         if not self._stopping:
             self._health.phase = "serving"
         self._offsets.assigned(partitions)
+        self._committer.recall(partitions)
         self._observer.rebalanced("assigned", partitions)
 
     def revoked(self, partitions: list[Partition]) -> None:
         """Finish what was begun for the partitions within the budget, settle it, give the rest back."""
         given = set(partitions)
-        self._abandon(given, keep_overtaken=not self._left)
+        self._abandon(given, keep_overtaken=not (self._left or self._breakers or self._preparers.breakers))
         delivery = self._settings.delivery
         deadline = self._clock() + min(delivery.revoke_timeout_ms, delivery.drain_timeout_ms) / 1000
         while not self._left and self._custody.is_busy_with(given) and (now := self._clock()) < deadline:
@@ -259,7 +256,8 @@ class Worker:
         self._custody.forget(partitions, self._outbox)
 
     def _abandon(self, partitions: set[Partition], *, keep_overtaken: bool = False) -> None:
-        gone = self._custody.abandon(partitions, self._batchers.values(), self._pool, keep_overtaken=keep_overtaken)
+        queues: list[Queue] = [*self._batchers.values(), self._preparers]
+        gone = self._custody.abandon(partitions, queues, self._pool, keep_overtaken=keep_overtaken)
         self._observer.dropped("revoked", gone)
 
     def _drain(self) -> None:
@@ -268,8 +266,9 @@ class Worker:
         began = self._clock()
         deadline = began + self._settings.delivery.drain_timeout_ms / 1000
         _log.info("draining", waiting=self._custody.requests)
-        while self._custody.requests and (now := self._clock()) < deadline:
+        while self._clock() < deadline and self._custody.requests > self._dispatcher.stuck + self._preparers.stuck:
             self._poll_while_draining()
+            now = self._clock()
             self._dispatch(now, draining=True)
             self._collect(now, BUSY_WAIT)
             self._settle(self._clock())
@@ -279,11 +278,13 @@ class Worker:
             self._settle(self._clock())
             time.sleep(0.001)
         if self._custody.requests:
+            self._committer.leave([partition for partition, _ in self._offsets])  # with what is finished ahead
             _log.warning("drain_timeout", given_back=self._custody.requests)
         _log.info("drained", seconds=round(self._clock() - began, 3))
 
     def _poll_while_draining(self) -> None:
         """Serve the consumer's callbacks. Records that still come are not opened, and no position passes over them."""
+        failpoints.hit("during_drain")
         self._consumer.receive(1, 0.0)
         self._observer.events()
 
@@ -295,4 +296,5 @@ class Worker:
             self._consumer.close()
             if self._batchers:
                 self._outbox.close()
+            self._preparers.pool.stop(at_once=True)
             self._pool.stop()

@@ -1,98 +1,121 @@
 """The batcher: gathers the requests of one model into lanes and cuts batches from them. Pure; the loop drives it.
 
-Three dispatch modes. `eager` is work-conserving: a free replica takes whatever waits. `linger` waits for a fuller
-batch, at most `max_wait` from the arrival of the oldest request. `static` runs full batches only. Ahead of a busy
-replica only full batches are cut: members of a full batch gain nothing from waiting, those of a partial one do.
+Four dispatch modes. `eager` is work-conserving: a free replica takes whatever waits. `linger` waits for a fuller
+batch, at most `max_wait` from the arrival of the oldest request. `static` runs full batches only. `defer` waits as long
+as the deadlines allow. In all of them a batch is bound late: while a replica computes, what waits goes on growing until
+just before the predicted end; only a full batch, which gains nothing from waiting, is staged earlier.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from itertools import count
-from typing import Literal
 
-from forebay.batching.lanes import Bounds, Lane
+from forebay.batching import merging
+from forebay.batching.caps import Caps
+from forebay.batching.curve import Curve
+from forebay.batching.deadlines import Deadlines
+from forebay.batching.flows import Accounts
+from forebay.batching.lanes import Lane, Turn
+from forebay.batching.padding import Axes, bucket_of, padded_rows, rows_to_run
+from forebay.batching.policy import Policy
+from forebay.batching.sizes import Bounds, volume
 from forebay.records import Batch, Reason, Request
 
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How batches are cut; times are seconds."""
-
-    bounds: Bounds
-    dispatch: Literal["eager", "linger", "static"] = "eager"
-    max_wait: float = 0.0
-    priority_aging: float = 1.0
+NEVER = float("inf")
 
 
 class Batcher:
-    """The waiting requests of one model."""
+    """The waiting requests of one model. `axes` are the ragged dimensions of its inputs."""
 
-    def __init__(self, model: str, policy: Policy, numbers: Iterator[int] | None = None) -> None:
+    def __init__(self, model: str, policy: Policy, numbers: Iterator[int] | None = None, axes: Axes = ()) -> None:
         self.model = model
         self.policy = policy
+        self.curve = Curve()
+        self.caps = Caps(policy, self.curve)
         self.requests = 0
         self.bytes = 0
+        self._axes = axes
+        self._ragged = sorted({index for index, _ in axes})
         self._lanes: dict[Hashable, Lane] = {}
         self._numbers = numbers or count(1)
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self._dated: set[int] = set()
-        self._sequence = count()
+        self._accounts = Accounts()
+        self._deadlines = Deadlines(self._needs)
+        self._dated = False
+        self._lead = 0.0
+        self._weigh = None if policy.bounds.cost is None else _weigher(policy.bounds)
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests that wait, in no particular order."""
         return (request for lane in self._lanes.values() for request in lane)
 
-    def add(self, request: Request, *, ragged: bool = False) -> None:
-        """Let a request wait. `ragged` says that shapes inside its lane may differ and are padded."""
-        lane = self._lanes.get(request.lane)
+    def add(self, request: Request) -> None:
+        """Let a request wait."""
+        key, bucket = request.lane, 0
+        if self._axes:
+            bucket, dims = bucket_of(request, self._axes, self.policy.buckets)
+            key = (key, dims)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[request.lane] = Lane(request.lane, self.model, ragged)
+            lane = self._lanes[key] = Lane(key, bucket, ragged=bool(self._axes), weigh=self._weigh)
         lane.add(request)
         self.requests += 1
         self.bytes += request.item_bytes
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, next(self._sequence), request))
-            self._dated.add(id(request))
+            self._deadlines.add(request)
+            self._dated = True
 
-    def cut(self, now: float, *, idle: bool, draining: bool = False) -> Batch | None:
-        """Return the next batch if one should run now.
+    def cut(self, now: float, *, free_at: float, draining: bool = False, more: bool = True) -> Batch | None:
+        """Return the next batch if one should be bound now.
 
-        `idle` says that a replica has nothing to do; otherwise there is only a place ahead of a busy one.
+        `free_at` is the time at which a replica can begin it; up to `now` means that one is idle. `more` says that
+        the topics are known to hold more requests.
         """
         if not self.requests:
             return None
-        lane = self._next_lane(now, idle=idle, draining=draining)
-        if lane is None:
+        lane = self._most_urgent(now)
+        reason = self._ripe(lane, now, free_at, draining=draining, more=more)
+        if reason is None:
             return None
-        requests, bound = lane.take(self.policy.bounds, now, self.policy.priority_aging)
-        if not len(lane):
-            del self._lanes[lane.key]
+        waited = sum([one.rows for one in self._lanes.values()])
+        requests, bound = lane.take(self._bounds(lane.bucket), self._turn(lane, now))
+        bucket = lane.bucket
+        if bound is None and self._axes and len(self._lanes) > 1:
+            requests, bucket, bound = merging.merge(lane, requests, self._lanes, self._merging(now))
+        if self._deadlines and now < free_at:
+            requests = self._in_time(lane, requests, bucket, now, free_at)
+            if not requests:
+                return None
+        requests, shorter = self._sized(lane, requests, bucket, now, free_at, more and not draining)
+        reason = shorter or bound or reason
+        rows = waited - sum([one.rows for one in self._lanes.values()])
         self._left(requests)
-        rows = sum([request.rows for request in requests])
-        reason = bound or self._why(draining)
-        return Batch(next(self._numbers), self.model, requests, rows, reason, now)
+        expected = self.curve.predict(bucket, padded_rows(rows, self.policy.allowed))
+        self._lead = min(self.policy.lead, self.policy.lead_share * expected)
+        dated = [one.deadline for one in requests if one.deadline is not None] if self._dated else []
+        deadline = min(dated, default=None)
+        return Batch(next(self._numbers), self.model, requests, rows, reason, now, bucket, expected, deadline)
 
-    def next_due(self) -> float | None:
-        """Return the time at which `cut` or `expire` may have something to do without a new arrival."""
-        due = self._deadlines[0][0] if self._deadlines else None
-        if self.policy.dispatch == "linger" and self._lanes:
-            linger = min(lane.oldest() for lane in self._lanes.values()) + self.policy.max_wait
-            due = linger if due is None else min(due, linger)
+    def next_due(self, free_at: float | None) -> float | None:
+        """Return when `cut` or `expire` may have something to do without a new arrival; None: never.
+
+        `free_at` as for `cut`, None where no replica has room.
+        """
+        due = self._deadlines.next_due()
+        if free_at is not None and self.requests:
+            ripe = max(min(map(self._ripe_at, self._lanes.values())), free_at - self._lead)
+            if ripe < NEVER:
+                due = ripe if due is None else min(due, ripe)
         return due
 
     def expire(self, now: float) -> list[Request]:
-        """Remove and return the waiting requests whose deadline has passed."""
-        late: dict[int, Request] = {}
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[2]
-            if id(request) in self._dated:
-                late[id(request)] = request
+        """Remove and return the waiting requests that cannot be served by their deadline any more."""
+        if not self._deadlines:
+            return []
+        late = self._deadlines.late(now)
         if late:
-            self._remove(set(late))
-        return list(late.values())
+            self._remove({id(request) for request in late})
+        return late
 
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Remove and return the waiting requests that `unwanted` picks."""
@@ -101,34 +124,163 @@ class Batcher:
             self._remove({id(request) for request in picked})
         return picked
 
+    def learned(self, batch: Batch, seconds: float, now: float) -> None:
+        """Learn the service time of a batch that ran in one execution."""
+        self.curve.observe(batch.bucket, padded_rows(batch.rows, self.policy.allowed), seconds, now)
+
+    def padding(self, batch: Batch) -> tuple[int, int]:
+        """Return the elements of a batch's ragged inputs, and those that only pad them."""
+        if not self._axes:
+            return 0, 0
+        real = sum([volume(one.shapes[index]) for one in batch.requests for index in self._ragged])
+        if self.policy.buckets:
+            return real, batch.bucket * padded_rows(batch.rows, self.policy.allowed) - real
+        longest = [
+            map(max, zip(*[one.shapes[index][1:] for one in batch.requests], strict=True)) for index in self._ragged
+        ]
+        return real, sum(map(volume, longest)) * padded_rows(batch.rows, self.policy.allowed) - real
+
+    def _needs(self, request: Request) -> float:
+        """Return the seconds that a request needs at least: an execution of its own."""
+        bucket = bucket_of(request, self._axes, self.policy.buckets)[0] if self._axes else 0
+        return self.curve.predict(bucket, padded_rows(request.rows, self.policy.allowed))
+
     def _remove(self, gone: set[int]) -> None:
-        for key, lane in list(self._lanes.items()):
-            self._left(lane.remove(gone))
-            if not len(lane):
-                del self._lanes[key]
+        self._left([request for lane in self._lanes.values() for request in lane.remove(gone)])
 
     def _left(self, requests: list[Request]) -> None:
+        """Count requests out that wait no more."""
         self.requests -= len(requests)
-        self.bytes -= sum([request.item_bytes for request in requests])
-        if self._dated:
-            self._dated.difference_update(map(id, requests))
-            if not self._dated:
-                self._deadlines.clear()
+        self._lanes = {key: lane for key, lane in self._lanes.items() if len(lane)}
+        self.bytes = sum([lane.bytes for lane in self._lanes.values()])
+        self._deadlines.left(requests)
 
-    def _next_lane(self, now: float, *, idle: bool, draining: bool) -> Lane | None:
-        """Choose the most urgent lane among those that may be cut now."""
-        lanes: list[Lane] = list(self._lanes.values())
-        if not idle or (self.policy.dispatch == "static" and not draining):
-            lanes = [lane for lane in lanes if lane.is_full(self.policy.bounds)]
-        elif self.policy.dispatch == "linger" and not draining:
-            overdue = now - self.policy.max_wait
-            lanes = [lane for lane in lanes if lane.oldest() <= overdue or lane.is_full(self.policy.bounds)]
-        if len(lanes) < 2:
-            return lanes[0] if lanes else None
-        aging = self.policy.priority_aging
-        return min(lanes, key=lambda lane: (*lane.urgency(now, aging), -lane.rows))
+    def _bounds(self, bucket: int) -> Bounds:
+        bounds = self.policy.bounds
+        rows = self.caps.rows(bucket)
+        if self.policy.allowed:
+            rows = max([size for size in self.policy.allowed if size <= rows], default=self.policy.allowed[0])
+        return bounds if rows == bounds.rows else Bounds(rows, bounds.bytes, bounds.cost, bounds.cost_unit)
 
-    def _why(self, draining: bool) -> Reason:
+    def _turn(self, lane: Lane, now: float) -> Turn:
+        rows = max(min(lane.rows, self.policy.bounds.rows), 1)
+        seconds = self.curve.predict(lane.bucket, rows) / rows
+        return Turn(now, self.policy.priority_aging, self._accounts, seconds or 1.0)
+
+    def _merging(self, now: float) -> merging.Terms:
+        return merging.Terms(self.curve, self._bounds, lambda lane: self._turn(lane, now))
+
+    def _most_urgent(self, now: float) -> Lane:
+        """Choose the lane: ripe ones first, then the oldest head; among heads alike, the fullest."""
+        lanes = list(self._lanes.values())
+        if len(lanes) == 1:
+            return lanes[0]
+        if self.policy.dispatch != "eager":
+            ripe = [lane for lane in lanes if self._ripe_at(lane) <= now]
+            lanes = ripe or lanes
+        ranked = {id(lane): lane.urgency(now, self.policy.priority_aging) for lane in lanes}
+        level, arrived = min(ranked.values())
+        alike = []
+        for lane in lanes:
+            its_level, its_arrival = ranked[id(lane)]
+            if its_level == level and its_arrival - arrived <= self.curve.predict(lane.bucket, 1):
+                alike.append(lane)
+        return max(alike, key=lambda lane: (lane.rows, -ranked[id(lane)][1]))
+
+    def _ripe(self, lane: Lane, now: float, free_at: float, *, draining: bool, more: bool) -> Reason | None:
+        """Say why a lane should be cut now; None: its requests gain by waiting."""
+        full = lane.full(self._bounds(lane.bucket))
+        if full is not None:
+            return full
+        if now < free_at - self._lead:
+            return None
         if draining:
             return Reason.DRAIN
-        return Reason.LINGER_EXPIRED if self.policy.dispatch == "linger" else Reason.IDLE
+        dispatch = self.policy.dispatch
+        if dispatch == "eager":
+            return Reason.IDLE
+        if dispatch == "linger" and not more:
+            if self.policy.backlog_only:
+                return Reason.IDLE
+            if lane.rows in self.policy.allowed:
+                return Reason.ALLOWED_SIZE
+        if now < self._ripe_at(lane):
+            return None
+        return Reason.DEADLINE if dispatch == "defer" or now < self._lingers_until(lane) else Reason.LINGER_EXPIRED
+
+    def _ripe_at(self, lane: Lane) -> float:
+        """Return when a lane should be cut at the latest, full or not."""
+        dispatch = self.policy.dispatch
+        if dispatch == "eager" or lane.full(self._bounds(lane.bucket)) is not None:
+            return 0.0
+        if dispatch == "static":
+            return NEVER
+        until = self._lingers_until(lane) if dispatch == "linger" else NEVER
+        earliest = self._deadlines.earliest()
+        if earliest is not None:
+            rows = padded_rows(min(lane.rows + 1, self.policy.bounds.rows), self.policy.allowed)
+            until = min(until, earliest - self.curve.high(lane.bucket, rows) - self.policy.margin)
+        return until
+
+    def _lingers_until(self, lane: Lane) -> float:
+        return lane.oldest() + self.policy.max_wait
+
+    def _in_time(self, lane: Lane, requests: list[Request], bucket: int, now: float, free_at: float) -> list[Request]:
+        """Give back the requests that end too late behind what runs now: should it end early, they have a chance."""
+        least = self.curve.predict(bucket, padded_rows(1, self.policy.allowed))
+        hopeless = [one for one in requests if one.deadline is not None and one.deadline < free_at + least]
+        if hopeless:
+            self._return(lane, hopeless, now)
+            requests = [one for one in requests if one.deadline is None or one.deadline >= free_at + least]
+        return requests
+
+    def _sized(
+        self, lane: Lane, requests: list[Request], bucket: int, now: float, free_at: float, busy: bool
+    ) -> tuple[list[Request], Reason | None]:
+        """Give back what makes the batch slower than a deadline in it allows, or pads it more than it is worth."""
+        rows = sum([request.rows for request in requests])
+        wanted, reason = rows, None
+        if self._deadlines:
+            dated = [request.deadline for request in requests if request.deadline is not None]
+            if dated:
+                within = min(dated) - max(now, free_at)
+                if self.curve.high(bucket, padded_rows(rows, self.policy.allowed)) > within:
+                    requests = sorted(requests, key=lambda request: request.deadline or NEVER)
+                    wanted, reason = self.curve.largest(bucket, within, rows), Reason.DEADLINE
+        if reason is None and self.policy.allowed:
+            policy = self.policy
+            wanted = rows_to_run(rows, policy.allowed, policy.padding, self.curve, bucket, busy=busy)
+            reason = Reason.ALLOWED_SIZE if wanted < rows else None
+        if wanted >= rows:
+            return requests, None
+        kept, fits = 0, 0
+        for request in requests:
+            if kept and fits + request.rows > wanted:
+                break
+            kept, fits = kept + 1, fits + request.rows
+        if kept == len(requests):
+            return requests, None
+        surplus = sorted(requests[kept:], key=lambda request: request.arrived)
+        self._return(lane, surplus, now)
+        return requests[:kept], reason
+
+    def _return(self, lane: Lane, surplus: list[Request], now: float) -> None:
+        """Put requests back into the lanes that they came from."""
+        if not self._axes:
+            lane.put_back(surplus, self._turn(lane, now))
+            return
+        for request in reversed(surplus):
+            _, dims = bucket_of(request, self._axes, self.policy.buckets)
+            home = self._lanes[(request.lane, dims)]
+            home.put_back([request], self._turn(home, now))
+
+
+def _weigher(bounds: Bounds) -> Callable[[Request], float]:
+    def weigh(request: Request) -> float:
+        if request.cost is not None:
+            return request.cost
+        if bounds.cost_unit == "elements":
+            return sum(map(volume, request.shapes))
+        return request.rows if bounds.cost_unit == "rows" else request.item_bytes
+
+    return weigh

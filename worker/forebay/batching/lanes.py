@@ -1,212 +1,212 @@
-"""A lane: the waiting requests of one model that may share a batch, in order of arrival within each priority.
+"""A lane: the waiting requests of one model that may share a batch without waste. Pure.
 
-Pure. The padded size of a candidate batch is kept while it grows, so that bounds are bounds on what is computed.
+Inside a lane there are priority levels, inside a level flows (partitions or tenants), inside a flow the order of
+arrival. Requests of ragged inputs lie in lanes by the bucket of their lengths, so that neighbours pad little.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from forebay.batching.flows import Accounts, Flow, flow_of
+from forebay.batching.sizes import Bounds, Size
 from forebay.records import Reason, Request
+
+_Level = dict[Flow, deque[Request]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How large a batch may be. `rows` counts rows; `bytes` and `cost` count what padding adds, too."""
+class Turn:
+    """What decides whose turn it is: the clock, the ageing of priorities, and the accounts of the flows.
 
-    rows: int
-    bytes: int
-    cost: int | None = None
-    cost_unit: Literal["rows", "elements", "bytes"] = "rows"
+    `row_seconds` is what a row of this lane is charged.
+    """
 
-
-class Size:
-    """The padded size of a batch while it grows: rows, bytes and elements of all its tensors."""
-
-    __slots__ = ("_dims", "_element_bytes", "_padded", "_text_bytes", "rows")
-
-    def __init__(self, first: Request) -> None:
-        self.rows = first.rows
-        self._text_bytes = _text_bytes(first)
-        self._dims = [list(shape[1:]) for shape in first.shapes]
-        self._padded = [_volume(dims) for dims in self._dims]
-        self._element_bytes = [
-            len(tensor) / max(first.rows * volume, 1) if not isinstance(tensor, list) else 0.0
-            for tensor, volume in zip(first.tensors, self._padded, strict=True)
-        ]
-
-    def grown(self, request: Request) -> tuple[int, float, float]:
-        """Return rows, elements and bytes as they would be with `request` in the batch."""
-        rows = self.rows + request.rows
-        elements, size = 0.0, float(self._text_bytes + _text_bytes(request))
-        for dims, shape, volume, width in zip(
-            self._dims, request.shapes, self._padded, self._element_bytes, strict=True
-        ):
-            if tuple(dims) != shape[1:]:
-                volume = _volume([max(pair) for pair in zip(dims, shape[1:], strict=True)])
-            elements += rows * volume
-            size += rows * volume * width
-        return rows, elements, size
-
-    def add(self, request: Request) -> None:
-        """Take `request` in."""
-        self.rows += request.rows
-        self._text_bytes += _text_bytes(request)
-        for index, (dims, shape) in enumerate(zip(self._dims, request.shapes, strict=True)):
-            if tuple(dims) != shape[1:]:
-                self._dims[index] = [max(pair) for pair in zip(dims, shape[1:], strict=True)]
-                self._padded[index] = _volume(self._dims[index])
-
-
-def _volume(dims: Iterable[int]) -> int:
-    product = 1
-    for dim in dims:
-        product *= dim
-    return product
-
-
-def _text_bytes(request: Request) -> int:
-    """Return the bytes of a request's BYTES tensors: they differ row by row, and nothing pads them."""
-    numeric = [len(tensor) for tensor in request.tensors if not isinstance(tensor, list)]
-    return request.item_bytes - sum(numeric) if len(numeric) < len(request.tensors) else 0
+    now: float
+    aging: float
+    accounts: Accounts
+    row_seconds: float = 1.0
 
 
 class Lane:
-    """Waiting requests that may share a batch: one queue per priority level, each in order of arrival."""
+    """Waiting requests that may share a batch. `weigh` returns a request's cost, unpadded, where cost is bounded."""
 
-    __slots__ = ("_queues", "bytes", "key", "model", "ragged", "rows")
+    __slots__ = ("_levels", "_ragged", "_weigh", "bucket", "bytes", "cost", "key", "rows")
 
-    def __init__(self, key: Hashable, model: str, ragged: bool) -> None:
+    def __init__(
+        self,
+        key: Hashable,
+        bucket: int = 0,
+        *,
+        ragged: bool = False,
+        weigh: Callable[[Request], float] | None = None,
+    ) -> None:
         self.key = key
-        self.model = model
-        self.ragged = ragged
+        self.bucket = bucket
         self.rows = 0
         self.bytes = 0
-        self._queues: dict[int, deque[Request]] = {}
+        self.cost = 0.0
+        self._ragged = ragged
+        self._weigh = weigh
+        self._levels: dict[int, _Level] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(len(queue) for level in self._levels.values() for queue in level.values())
 
     def __iter__(self) -> Iterator[Request]:
-        for queue in self._queues.values():
-            yield from queue
+        for level in self._levels.values():
+            for queue in level.values():
+                yield from queue
 
     def add(self, request: Request) -> None:
-        """Append a request to the queue of its priority."""
-        queue = self._queues.get(request.priority)
-        if queue is None:
-            queue = self._queues[request.priority] = deque()
+        """Append a request behind those of its priority and flow. Runs per request: what is there is found inline."""
+        record, tenant = request.record, request.tenant
+        try:
+            queue = self._levels[request.priority][(record.topic, record.partition) if tenant is None else tenant]
+        except KeyError:
+            queue = self._queue_of(request)
         queue.append(request)
         self.rows += request.rows
         self.bytes += request.item_bytes
+        if self._weigh is not None:
+            self.cost += self._weigh(request)
+
+    def put_back(self, requests: list[Request], turn: Turn) -> None:
+        """Take requests back that were taken last, in their order, and refund their flows."""
+        for request in reversed(requests):
+            self._queue_of(request).appendleft(request)
+            turn.accounts.charge(flow_of(request), -request.rows * turn.row_seconds)
+        self._count(requests, 1)
 
     def oldest(self) -> float:
         """Return the arrival of the oldest waiting request, in seconds."""
-        return min(queue[0].arrived for queue in self._queues.values() if queue)
+        return min(map(_oldest, self._levels.values()))
 
-    def urgency(self, now: float, aging_seconds: float) -> tuple[float, float]:
+    def urgency(self, now: float, aging: float) -> tuple[float, float]:
         """Return the best effective level of its heads and that head's arrival: smaller is more urgent."""
-        return min(_effective(level, queue[0], now, aging_seconds) for level, queue in self._queues.items() if queue)
+        return min(_rank(number, level, now, aging) for number, level in self._levels.items())
 
-    def is_full(self, bounds: Bounds) -> bool:
-        """Whether what waits fills a batch; padding is left out of account, so it may be full a little earlier."""
-        if self.rows >= bounds.rows or self.bytes >= bounds.bytes:
-            return True
-        if bounds.cost is None:
-            return False
-        if bounds.cost_unit == "elements":
-            return sum(_volume(shape) for request in self for shape in request.shapes) >= bounds.cost
-        return (self.rows if bounds.cost_unit == "rows" else self.bytes) >= bounds.cost
+    def full(self, bounds: Bounds) -> Reason | None:
+        """Say which bound what waits fills; padding is left out of account, so it may be full a little earlier."""
+        if self.rows >= bounds.rows:
+            return Reason.FULL_ROWS
+        if self.bytes >= bounds.bytes:
+            return Reason.FULL_BYTES
+        return Reason.FULL_COST if bounds.cost is not None and self.cost >= bounds.cost else None
 
-    def take(self, bounds: Bounds, now: float, aging_seconds: float) -> tuple[list[Request], Reason | None]:
+    def take(self, bounds: Bounds, turn: Turn) -> tuple[list[Request], Reason | None]:
         """Remove and return the requests of the next batch, and which bound closed it (None: the lane ran empty).
 
         A request that is larger than a bound by itself travels alone.
         """
-        if len(self._queues) == 1:
-            (queue,) = self._queues.values()
-            if not self.ragged and bounds.cost is None:
-                return self._take_uniform(queue, bounds)
-        return self._take_general(bounds, now, aging_seconds)
-
-    def _take_uniform(self, queue: deque[Request], bounds: Bounds) -> tuple[list[Request], Reason | None]:
-        """The common case: one priority and one shape, so rows and bytes are plain sums."""
-        taken: list[Request] = []
-        rows = size = 0
-        reason: Reason | None = None
-        while queue:
-            request = queue[0]
-            rows += request.rows
-            size += request.item_bytes
-            if rows > bounds.rows or size > bounds.bytes:
-                if taken:
-                    rows -= request.rows
-                    size -= request.item_bytes
-                    reason = Reason.FULL_ROWS if rows + request.rows > bounds.rows else Reason.FULL_BYTES
-                    break
-                reason = Reason.FULL_ROWS if rows > bounds.rows else Reason.FULL_BYTES
-                taken.append(queue.popleft())
-                break
-            taken.append(queue.popleft())
-            if rows == bounds.rows:
-                reason = Reason.FULL_ROWS
-                break
-        self.rows -= rows
-        self.bytes -= size
-        return taken, reason
-
-    def _take_general(self, bounds: Bounds, now: float, aging_seconds: float) -> tuple[list[Request], Reason | None]:
-        taken: list[Request] = []
-        size: Size | None = None
-        reason: Reason | None = None
-        while reason is None:
-            queues = [(level, queue) for level, queue in self._queues.items() if queue]
-            if not queues:
-                break
-            queue = min(queues, key=lambda pair: _effective(pair[0], pair[1][0], now, aging_seconds))[1]
-            request = queue[0]
-            if size is None:
-                size = Size(request)
-            else:
-                reason = _exceeded(size.grown(request), bounds)
-                if reason is not None:
-                    break
-                size.add(request)
-            taken.append(queue.popleft())
-            if size.rows >= bounds.rows:
-                reason = Reason.FULL_ROWS
-        self.rows -= sum(request.rows for request in taken)
-        self.bytes -= sum(request.item_bytes for request in taken)
+        if len(self._levels) == 1 and not self._ragged and bounds.cost is None:
+            return self._take_uniform(bounds, turn)
+        taken, reason = self._take_general(bounds, turn)
+        self._count(taken, -1)
         return taken, reason
 
     def remove(self, gone: set[int]) -> list[Request]:
         """Remove and return the requests whose `id()` is in `gone`."""
         removed: list[Request] = []
-        for level, queue in self._queues.items():
-            removed += [request for request in queue if id(request) in gone]
-            self._queues[level] = deque(request for request in queue if id(request) not in gone)
-        self.rows -= sum(request.rows for request in removed)
-        self.bytes -= sum(request.item_bytes for request in removed)
+        for number, level in list(self._levels.items()):
+            for flow, queue in list(level.items()):
+                found = [request for request in queue if id(request) in gone]
+                if found:
+                    removed += found
+                    level[flow] = deque(request for request in queue if id(request) not in gone)
+                    self._tidy(number, flow)
+        self._count(removed, -1)
         return removed
 
+    def _queue_of(self, request: Request) -> deque[Request]:
+        level = self._levels.get(request.priority)
+        if level is None:
+            level = self._levels[request.priority] = {}
+        flow = flow_of(request)
+        queue = level.get(flow)
+        if queue is None:
+            queue = level[flow] = deque()
+        return queue
 
-def _effective(level: int, head: Request, now: float, aging_seconds: float) -> tuple[float, float]:
-    """Rank a queue: its level, one better for each aging period that its head has waited; then by arrival."""
-    steps = int((now - head.arrived) / aging_seconds) if aging_seconds > 0 else 0
-    return (max(level - steps, 1), head.arrived)
+    def _count(self, requests: list[Request], sign: int) -> None:
+        self.rows += sign * sum([request.rows for request in requests])
+        self.bytes += sign * sum([request.item_bytes for request in requests])
+        if self._weigh is not None:
+            self.cost += sign * sum(map(self._weigh, requests))
+
+    def _tidy(self, number: int, flow: Flow) -> None:
+        level = self._levels[number]
+        if not level[flow]:
+            del level[flow]
+            if not level:
+                del self._levels[number]
+
+    def _take_uniform(self, bounds: Bounds, turn: Turn) -> tuple[list[Request], Reason | None]:
+        """The common case: one priority and one shape, so rows and bytes are plain sums. Flows give in portions."""
+        ((number, level),) = self._levels.items()
+        taken: list[Request] = []
+        rows = size = 0
+        portion = max(bounds.rows // (2 * len(level)), 1) if len(level) > 1 else bounds.rows
+        slack = bounds.rows * turn.row_seconds
+        reason: Reason | None = None
+        most_rows, most_bytes = bounds.rows, bounds.bytes
+        while level and reason is None:
+            flow = turn.accounts.next(level, slack)
+            queue = level[flow]
+            start, end = rows, rows + portion
+            while queue and rows < end:
+                request = queue[0]
+                rows += request.rows
+                size += request.item_bytes
+                if rows > most_rows or size > most_bytes:
+                    reason = Reason.FULL_ROWS if rows > most_rows else Reason.FULL_BYTES
+                    if taken:
+                        rows -= request.rows
+                        size -= request.item_bytes
+                        break
+                taken.append(queue.popleft())
+                if reason is not None or rows >= most_rows:
+                    reason = reason or Reason.FULL_ROWS
+                    break
+            turn.accounts.charge(flow, (rows - start) * turn.row_seconds)
+            self._tidy(number, flow)
+        self.rows -= rows
+        self.bytes -= size
+        return taken, reason
+
+    def _take_general(self, bounds: Bounds, turn: Turn) -> tuple[list[Request], Reason | None]:
+        """Request by request: the most urgent level, in it the flow whose turn it is, under padded bounds."""
+        taken: list[Request] = []
+        size: Size | None = None
+        slack = bounds.rows * turn.row_seconds
+        while self._levels:
+            number = min(self._levels, key=lambda level: _rank(level, self._levels[level], turn.now, turn.aging))
+            level = self._levels[number]
+            flow = turn.accounts.next(level, slack)
+            request = level[flow][0]
+            if size is None:
+                size = Size(request)
+            else:
+                reason = size.exceeded(request, bounds)
+                if reason is not None:
+                    return taken, reason
+                size.add(request)
+            taken.append(level[flow].popleft())
+            turn.accounts.charge(flow, request.rows * turn.row_seconds)
+            self._tidy(number, flow)
+            if size.rows >= bounds.rows:
+                return taken, Reason.FULL_ROWS
+        return taken, None
 
 
-def _exceeded(grown: tuple[int, float, float], bounds: Bounds) -> Reason | None:
-    rows, elements, size = grown
-    if rows > bounds.rows:
-        return Reason.FULL_ROWS
-    if size > bounds.bytes:
-        return Reason.FULL_BYTES
-    if bounds.cost is not None:
-        cost = {"rows": float(rows), "elements": elements, "bytes": size}[bounds.cost_unit]
-        if cost > bounds.cost:
-            return Reason.FULL_COST
-    return None
+def _oldest(level: _Level) -> float:
+    return min([queue[0].arrived for queue in level.values()])
+
+
+def _rank(number: int, level: _Level, now: float, aging: float) -> tuple[float, float]:
+    """Rank a level: its number, one better for each ageing period that its oldest head waited; then by arrival."""
+    oldest = _oldest(level)
+    steps = int((now - oldest) / aging) if aging > 0 else 0
+    return (max(number - steps, 1), oldest)

@@ -23,6 +23,7 @@ COMMANDS = (
     "dlq",
     "top",
     "bench",
+    "plan",
     "config",
     "acls",
     "asyncapi",

@@ -24,6 +24,7 @@ FIXES = {
     "options": "mend model.options of {name}, or what the factory does with them",
     "weights": "mend model.weights of {name}",
     "code": "mend the model's code",
+    "prepare": "mend what {name} prepares with, or set inference.prepare_workers to 0",
     "crash": "see the end of its message; python -c 'import MODULE' shows the rest",
 }
 """What to do about a model that does not load, by the cause that `model_probe` names."""
@@ -89,7 +90,7 @@ def _start(settings: Settings, model: ModelSettings, search: list[Path]) -> byte
     from forebay.inference.assembly import start_of
     from forebay.inference.staging import SlotSize
 
-    start = start_of(model, settings.inference, settings.batch.max_batch_size, search, SlotSize(0, 0))
+    start = start_of(model, settings.inference, settings.batch, search, SlotSize(0, 0))
     return msgspec.json.encode(start)
 
 
@@ -115,16 +116,21 @@ def _describe(answer: dict[str, Any]) -> str:
 def _memory(settings: Settings) -> Finding:
     import psutil
 
-    replicas = settings.inference.replicas * max(1, len(settings.served))
+    inference = settings.inference
+    told_of = counted(inference.replicas * max(1, len(settings.served)), "replica")
+    if inference.prepare_workers:
+        told_of += f" with {counted(inference.prepare_workers * max(1, len(settings.served)), 'preparer')}"
+    replicas = (inference.replicas + inference.prepare_workers) * max(1, len(settings.served))
     needed = settings.batch.max_queue_bytes + replicas * (REPLICA_BYTES + 2 * settings.batch.max_batch_bytes)
     free = psutil.virtual_memory().available
     limit = _container_limit()
     if limit is not None:
         free = min(free, limit)
-    told = f"{free / 2**30:.1f} GiB free; queue, staging and {counted(replicas, 'replica')} take about "
+    told = f"{free / 2**30:.1f} GiB free; queue, staging and {told_of} take about "
     told += f"{needed / 2**30:.1f} GiB before their models"
     if free < needed:
-        fix = "lower inference.replicas, batch.max_queue_bytes or batch.max_batch_bytes, or give the worker more memory"
+        fix = "lower inference.replicas, inference.prepare_workers, batch.max_queue_bytes or batch.max_batch_bytes, "
+        fix += "or give the worker more memory"
         return warning("memory", told, fix)
     return ok("memory", told)
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.inference.messages import Start
 
 
 def probe(question: bytes) -> dict[str, Any]:
@@ -38,9 +41,25 @@ def probe(question: bytes) -> dict[str, Any]:
         model = loading.load(start, device)
     except ForebayError as error:
         return found | {"error": str(error), "question": "model", "cause": cause_of(error)}
+    if start.takes_prepared and (wrong := _try_prepare(start)):
+        return found | {"error": wrong, "question": "model", "cause": "prepare"}
     for side in ("inputs", "outputs"):
         found[side] = [f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in getattr(model, side)]
     return found
+
+
+def _try_prepare(start: Start) -> str | None:
+    """Load the model as a preparer would and prepare its example; return what is wrong with it."""
+    from mmap import mmap
+
+    from forebay.errors import ForebayError
+    from forebay.inference import loading, preparer
+
+    try:
+        preparer.try_out(loading.load_prepare(start), mmap(-1, 1))
+    except ForebayError as error:
+        return str(error)
+    return None
 
 
 def cause_of(error: Exception) -> str:

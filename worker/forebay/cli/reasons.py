@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from forebay.records import Reason
 
 WHY: Mapping[str, str] = {
+    Reason.ALLOWED_SIZE: "an allowed size",
     Reason.IDLE: "replica idle",
     Reason.FULL_ROWS: "full",
     Reason.FULL_COST: "full by cost",
@@ -14,6 +15,7 @@ WHY: Mapping[str, str] = {
     Reason.LINGER_EXPIRED: "waited long enough",
     Reason.DEADLINE: "a deadline was near",
     Reason.DRAIN: "draining",
+    Reason.SPLIT: "part of a larger one",
     Reason.ISOLATION: "finding a guilty row",
 }
 

@@ -43,7 +43,7 @@ def run(
 
 def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
     """Run a worker with these settings in this process."""
-    from forebay import logs
+    from forebay import failpoints, logs
     from forebay.assembly import build_rooms
     from forebay.health import Health, OpsServer
     from forebay.metrics import Metrics
@@ -51,6 +51,8 @@ def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
 
     logs.configure(settings.ops)
     log = logs.logger("run")
+    if armed := failpoints.arm_from_environment():
+        log.warning("failpoints", armed=armed)
     limits, until = _look_at_topics(settings, until_end)
     metrics, health = Metrics(), Health()
     server = OpsServer(settings.ops, health, metrics.registry)

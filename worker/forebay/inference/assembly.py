@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from forebay.breaker import Breakers
 from forebay.inference.messages import Start
 from forebay.inference.pool import Limits, Pool
+from forebay.inference.preparers import Preparers
 from forebay.inference.replicas import Replica
 from forebay.inference.staging import SlotSize, Staging
 from forebay.inference.transports import InlineTransport, ProcessTransport, ThreadTransport, Transport
@@ -30,22 +33,50 @@ def build_pool(
     size = SlotSize(batch.max_batch_bytes + _MARGIN, max(batch.max_batch_bytes, _LEAST_OUTPUT))
     replicas = []
     for model in models:
-        start = start_of(model, inference, batch.max_batch_size, search, size)
+        start = start_of(model, inference, batch, search, size)
+        if inference.memory_fraction is not None and inference.executor == "process":
+            start.memory_fraction = inference.memory_fraction / (inference.replicas * len(models))
         for number in range(inference.replicas):
             staging = Staging(size, SLOTS)
             replicas.append(Replica(f"{model.name}-{number}", start, _transport(inference, staging), staging))
-    limits = Limits(
+    return Pool(replicas, limits_of(inference, delivery), numbers)
+
+
+def build_preparers(
+    models: Sequence[ModelSettings],
+    sections: tuple[Inference, Batch, Delivery],
+    search: Sequence[Path],
+    numbers: Iterator[int],
+    poller: select.poll,
+) -> Preparers:
+    """Return the preparers of every model, not started; none unless `inference.prepare_workers` asks for them.
+
+    They are processes whatever the executor is. `poller` is that of the replicas, so that either wakes the loop.
+    """
+    inference, batch, delivery = sections
+    size = SlotSize(batch.max_batch_bytes + _MARGIN, batch.max_batch_bytes + _MARGIN)
+    made = []
+    for model in models if inference.prepare_workers else ():
+        start = start_of(model, inference, batch, search, size)
+        for number in range(inference.prepare_workers):
+            staging = Staging(size, SLOTS)
+            transport = ProcessTransport(staging.descriptor, "forebay.inference.preparer")
+            made.append(Replica(f"{model.name}-{number}", start, transport, staging))
+    pool = Pool(made, limits_of(inference, delivery), numbers, kind="preparer", poller=poller)
+    return Preparers(pool, batch.priority_aging_ms / 1000, numbers, Breakers(delivery.breaker))
+
+
+def limits_of(inference: Inference, delivery: Delivery) -> Limits:
+    """Return what a pool tolerates."""
+    return Limits(
         execution_timeout=inference.execution_timeout_ms / 1000,
         start_timeout=inference.start_timeout_ms / 1000,
         max_attempts=delivery.max_attempts,
         max_restarts=inference.max_restarts,
     )
-    return Pool(replicas, limits, numbers)
 
 
-def start_of(
-    model: ModelSettings, inference: Inference, max_batch_size: int, search: Sequence[Path], size: SlotSize
-) -> Start:
+def start_of(model: ModelSettings, inference: Inference, batch: Batch, search: Sequence[Path], size: SlotSize) -> Start:
     """Return what a replica of a model is told at its start."""
     return Start(
         model=model.name,
@@ -57,11 +88,18 @@ def start_of(
         device=inference.device,
         precision=inference.precision,
         threads=inference.threads,
-        max_batch_size=max_batch_size,
+        max_batch_size=batch.max_batch_size,
         slot_bytes=size.total,
         input_bytes=size.inputs,
         slots=SLOTS,
         search=[str(folder.resolve()) for folder in search],
+        takes_prepared=inference.prepare_workers > 0,
+        compile=inference.compile,
+        sizes=list(batch.allowed_batch_sizes),
+        buckets=list(batch.shape_buckets),
+        memory_fraction=inference.memory_fraction,
+        self_check=inference.self_check,
+        sharing=inference.replicas if inference.executor == "thread" else 1,
     )
 
 

@@ -84,3 +84,12 @@ def finite_rows(specs: Sequence[TensorSpec], outputs: list[Any], rows: int) -> l
         finite &= torch.isfinite(value).reshape(rows, -1).all(1)
     listed: list[bool] = finite.tolist()
     return None if all(listed) else listed
+
+
+def finite_flags(specs: Sequence[TensorSpec], outputs: list[Any], rows: int) -> torch.Tensor | None:
+    """Say the same as a tensor on the outputs' device, without waiting for it; None where nothing can be infinite."""
+    floats = [value for value in outputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    if not floats:
+        return None
+    flags = [torch.isfinite(value).flatten(1).all(1) if value.dim() > 1 else torch.isfinite(value) for value in floats]
+    return flags[0] if len(flags) == 1 else torch.stack(flags).all(0)

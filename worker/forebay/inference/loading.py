@@ -5,12 +5,15 @@ Imports torch. Every failure is a sentence that names what to mend.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import re
 import sys
+import threading
 import traceback
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,20 +22,18 @@ import torch
 
 from forebay.errors import ModelError
 from forebay.inference.files import open_file
-from forebay.inference.messages import Start
+from forebay.inference.messages import Start, encode
 from forebay.inference.model import Model, TensorSpec
 
 _MACHINERY = re.compile(r"site-packages|/forebay/inference/|/lib/python3")
+_shared: weakref.WeakValueDictionary[bytes, Model] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load(start: Start, device: torch.device) -> Model:
     """Make, load and check the model that `start` names. Raises ModelError with one sentence."""
-    for folder in reversed(start.search):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    model = _make(start)
-    _check_declared(model)
+    model = _made(start)
     try:
         model.load(device)
     except Exception as error:
@@ -44,6 +45,48 @@ def load(start: Start, device: torch.device) -> Model:
         if start.precision != "fp32":
             module.to(_PRECISIONS[start.precision])
     verify_eval(model)
+    return model
+
+
+@contextlib.contextmanager
+def sharing(start: Start) -> Iterator[None]:
+    """Let the replicas that share a model get ready one after the other: the first loads it."""
+    with _sharing if start.sharing > 1 else contextlib.nullcontext():
+        yield
+
+
+def load_shared(start: Start, device: torch.device) -> Model:
+    """Return the model that another replica of this process has loaded for the same settings, or load it."""
+    key = encode(start)
+    model = _shared.get(key)
+    if model is None:
+        model = _shared[key] = load(start, device)
+    return model
+
+
+def load_prepare(start: Start) -> Model:
+    """Make the model that `start` names and load what its `prepare` needs. Raises ModelError with one sentence."""
+    model = _made(start)
+    if not model.prepared:
+        raise ModelError(
+            f"inference.prepare_workers needs a model with prepare(), and {_name(model)} has none: set it to 0, or "
+            "give the model prepare() and prepared = [TensorSpec(…)]"
+        )
+    try:
+        model.load_prepare()
+    except Exception as error:
+        raise ModelError(f"{_name(model)}.load_prepare() failed: {where(error)}") from error
+    for module in modules(model):
+        module.eval().requires_grad_(False)
+    return model
+
+
+def _made(start: Start) -> Model:
+    for folder in reversed(start.search):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    model = _make(start)
+    _check_declared(model)
     return model
 
 

@@ -20,7 +20,12 @@ class Spec(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Start(msgspec.Struct, array_like=True, tag="start"):
-    """Loop to replica, once: what to load and where. `search` are folders to import the factory from."""
+    """Loop to replica or preparer, once: what to load and where. `search` are folders to import the factory from.
+
+    `takes_prepared` says that the model's `prepare` runs in preparers: a replica gets what it returned. `sizes` are the
+    batch sizes, `buckets` the lengths of ragged dimensions that the model runs in; empty: any. `sharing` is how many
+    replicas run in one process.
+    """
 
     model: str
     version: str
@@ -36,6 +41,13 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     input_bytes: int
     slots: int
     search: list[str]
+    takes_prepared: bool = False
+    compile: str = "none"
+    sizes: list[int] = []
+    buckets: list[int] = []
+    memory_fraction: float | None = None
+    self_check: bool = True
+    sharing: int = 1
 
 
 class Placed(msgspec.Struct, array_like=True):
@@ -51,6 +63,7 @@ class Run(msgspec.Struct, array_like=True, tag="run"):
 
     `rows` has the rows of each request; empty: one each. `shapes` has the dimensions of every input of every request
     where the tensors of a batch lie one after the other instead of stacked (models with `prepare`); else it is empty.
+    `bucket` is the batch's: see `caps`. `skipped` are requests that a later Skip named before the batch began.
     """
 
     number: int
@@ -59,6 +72,15 @@ class Run(msgspec.Struct, array_like=True, tag="run"):
     rows: list[int]
     inputs: list[Placed]
     shapes: list[list[list[int]]]
+    bucket: int = 0
+    skipped: list[int] = []
+
+
+class Skip(msgspec.Struct, array_like=True, tag="skip"):
+    """Loop to replica: requests of a batch that was sent before have been answered, by index; they need not run."""
+
+    number: int
+    requests: list[int]
 
 
 class Part(msgspec.Struct, array_like=True):
@@ -77,7 +99,11 @@ class Mistake(msgspec.Struct, array_like=True):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
-    """Replica to loop, once: loaded, checked and warm."""
+    """Replica to loop, once: loaded, checked and warm. `prepared` is what it takes where preparers run `prepare`.
+
+    `curve` has (bucket, rows, seconds) of what the warm-up ran, `peaks` (bucket, rows, bytes) where the device can say;
+    `difference` is the largest that the self-check found between a row's outputs, None where there was no check.
+    """
 
     inputs: list[Spec]
     outputs: list[Spec]
@@ -85,8 +111,11 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     device: str
     load_seconds: float
     warm_up_seconds: float
-    curve: list[tuple[int, float]]
+    curve: list[tuple[int, int, float]]
     notes: list[str]
+    prepared: list[Spec] = []
+    peaks: list[tuple[int, int, int]] = []
+    difference: float | None = None
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
@@ -99,6 +128,12 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     """Replica to loop: a batch is finished. A later part replaces an earlier one, a mistake replaces both.
 
     `left` are requests whose outputs the slot had no room for, behind those of the others: they must run again.
+    `unsound` is set where every request failed and the model fails its own warm-up example, too: it says how.
+    `cap` is how many rows of this bucket may run together, 0 where no bound is known. `pieces` counts the executions
+    that were planned as parts, of a request larger than a batch or of a batch above the cap; the others isolate.
+    `recompiles` counts executions that ran uncompiled since the last batch.
+    A preparer answers with it, too: its outputs are prepared tensors, one part per request. It alone sets `seconds`,
+    what each request took, and `costs`, what `prepare` said of each; 0 where it said nothing.
     """
 
     number: int
@@ -110,6 +145,12 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     executions: int
     memory: dict[str, int]
     left: list[int] = []
+    seconds: list[float] = []
+    costs: list[float] = []
+    unsound: str = ""
+    cap: int = 0
+    pieces: int = 0
+    recompiles: int = 0
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -117,5 +158,5 @@ class Stop(msgspec.Struct, array_like=True, tag="stop"):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Stop).decode
+decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Skip | Stop).decode
 decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done).decode

@@ -82,7 +82,8 @@ class TensorSpec:
 class Model:
     """A model as Forebay runs it. Subclass it, declare `inputs` and `outputs`, and write `load` and `forward`.
 
-    `load(device)` runs once, in the process that runs the model. `forward(**inputs)` gets a whole batch on that
+    `load(device)` runs once, in the process that runs the model; `load_prepare()` in its place in the processes that
+    run `prepare` alone (`inference.prepare_workers`). `forward(**inputs)` gets a whole batch on that
     device under inference mode; BYTES inputs arrive as `list[bytes]` in row order. It returns one tensor, or a
     dict by output name; the first dimension of each is the rows. `prepare(**inputs)`, if there is one, turns one
     request's inputs into the tensors that `prepared` declares; what it raises is that request's error alone.
@@ -96,6 +97,12 @@ class Model:
 
     def load(self, device: torch.device) -> None:
         """Build the network and move it to `device`."""
+
+    def load_prepare(self) -> None:
+        """Build what `prepare` needs, in a process that runs nothing else; unless overridden, all of it on the CPU."""
+        import torch
+
+        self.load(torch.device("cpu"))
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """Run one batch."""

@@ -1,27 +1,31 @@
-"""Preparation: each request of a batch through the model's own `prepare`, then collated, padded where that is allowed.
+"""Preparation: each request through the model's own `prepare`; in a replica then collated, padded where allowed.
 
-Runs in the replica and imports torch. What `prepare` raises is one request's error; the others go on.
+Runs in the replica, or in a preparer before batching, and imports torch. What `prepare` raises is one request's error;
+the others go on.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import torch
 
-from forebay.inference.declared import TORCH, check_elements, check_shape
+from forebay.inference.declared import TORCH, ContractError, check_elements, check_shape
 from forebay.inference.messages import Run
 from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
 from forebay.inference.staging import split_elements
 
 Inputs = dict[str, Any]
 
+COST = "cost"
+"""The key under which `prepare` may say, beside its tensors, what a request weighs against `batch.max_batch_cost`."""
+
 
 class Preparation:
-    """Prepares the requests of one replica."""
+    """Prepares the requests of one replica or preparer."""
 
     def __init__(self, model: Model, memory: mmap.mmap) -> None:
         self._model = model
@@ -38,9 +42,9 @@ class Preparation:
         index and the error of a request that `prepare` refused.
         """
         made: dict[Any, list[tuple[int, Inputs]]] = {}
-        for index, inputs in enumerate(self._requests(job, base)):
+        for index, inputs in enumerate(self.requests(job, base)):
             try:
-                prepared = self._prepare(inputs, rows[index])
+                prepared, _ = self.prepare(inputs, rows[index])  # a cost comes too late: the batch is cut already
             except Exception as error:
                 failed(index, error)
                 continue
@@ -53,7 +57,7 @@ class Preparation:
             groups.append(([index for index, _ in members], inputs))
         return groups
 
-    def _requests(self, job: Run, base: int) -> list[Inputs]:
+    def requests(self, job: Run, base: int) -> list[Inputs]:
         """Take a batch apart into the inputs of each request, on the CPU."""
         requests: list[Inputs] = [{} for _ in range(job.requests)]
         for index, (spec, place) in enumerate(zip(self._specs, job.inputs, strict=True)):
@@ -72,7 +76,8 @@ class Preparation:
                 taken += count
         return requests
 
-    def _prepare(self, inputs: Inputs, rows: int) -> Inputs:
+    def prepare(self, inputs: Inputs, rows: int) -> tuple[Inputs, float | None]:
+        """Prepare one request of `rows` rows; returns what `prepared` declares, checked, and the cost that it said."""
         prepare: Any = getattr(self._model, "prepare")  # noqa: B009
         returned = prepare(**inputs)
         if not isinstance(returned, Mapping):
@@ -91,7 +96,7 @@ class Preparation:
                 check_shape("prepare()", spec, tuple(value.shape), rows)
                 value = value.to(TORCH[spec.datatype])
             prepared[spec.name] = value
-        return prepared
+        return prepared, None if COST in prepared else _cost(returned.get(COST))
 
     def _collated(self, spec: TensorSpec, values: list[Any]) -> Any:
         if spec.datatype == "BYTES":
@@ -105,6 +110,19 @@ class Preparation:
             joined[(slice(row, row + len(value)), *[slice(0, dim) for dim in value.shape[1:]])] = value
             row += len(value)
         return joined
+
+
+def _cost(said: Any) -> float | None:
+    """Check what `prepare` said of the request's cost; a tensor or an array of one number will do."""
+    if said is None:
+        return None
+    try:
+        cost = float(said)
+    except (TypeError, ValueError, RuntimeError):
+        cost = 0.0
+    if not (isfinite(cost) and cost > 0):
+        raise ContractError(f"prepare() gave the cost {said!r}; it must be a number above 0")
+    return cost
 
 
 def _lane(specs: Sequence[TensorSpec], prepared: Inputs) -> Any:

@@ -13,49 +13,69 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import Protocol
 
 import torch
 
+from forebay import failpoints
 from forebay.errors import ForebayError
-from forebay.inference.devices import open_device
-from forebay.inference.loading import load, where
-from forebay.inference.messages import Failed, Ready, Run, Spec, Start, decode_to_replica, encode
-from forebay.inference.model import TensorSpec
-from forebay.inference.runner import DeviceLost, Runner
-from forebay.inference.warmup import warm_up
+from forebay.inference.compilation import thaw
+from forebay.inference.devices import Device, open_device
+from forebay.inference.example import DeviceLost
+from forebay.inference.loading import load, load_shared, sharing, where
+from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Start, decode_to_replica, encode
+from forebay.inference.model import Model, TensorSpec
+from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
+from forebay.inference.rehearsal import rehearse
+from forebay.inference.runner import Runner
+from forebay.inference.selfcheck import SelfCheck, self_check
+from forebay.inference.warmup import WarmUp, warm_up
 
 EXIT_DEVICE_LOST = 75
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(connection: Connection, memory: mmap.mmap) -> int:
-    """Answer the loop's messages until it hangs up; return an exit code."""
+class Running(Protocol):
+    """What runs the jobs of this process, once it has begun."""
+
+    def run(self, job: Run) -> Done: ...
+
+
+Begin = Callable[[Start, mmap.mmap], tuple[Ready | Failed, Running | None]]
+
+
+def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None) -> int:
+    """Answer the loop's messages until it hangs up; return an exit code. `begin` makes what runs the jobs."""
     message = decode_to_replica(connection.recv_bytes())
     assert isinstance(message, Start)
-    answer, runner = begin(message, memory)
-    connection.send_bytes(encode(answer))
+    told, runner = (begin or begin_replica)(message, memory)
+    connection.send_bytes(encode(told))
     if runner is None:
         return 1
-    while True:
-        try:
-            job = decode_to_replica(connection.recv_bytes())
-        except (EOFError, OSError):
-            return 0
-        if not isinstance(job, Run):
-            return 0
-        try:
-            done = runner.run(job)
-        except DeviceLost as error:
-            print(f"forebay replica: the device is lost: {error}", file=sys.stderr, flush=True)
-            return EXIT_DEVICE_LOST
-        try:
-            connection.send_bytes(encode(done))
-        except OSError:
-            return 0
+    inbox = Inbox(connection)
+    turn = Pipeline(runner, inbox).turn if isinstance(runner, Runner) else partial(_turn, runner, inbox)
+    try:
+        while True:
+            turn()
+    except HungUpError:
+        return 0
+    except DeviceLost as error:
+        print(f"forebay replica: the device is lost: {error}", file=sys.stderr, flush=True)
+        return EXIT_DEVICE_LOST
 
 
-def begin(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, Runner | None]:
+def _turn(runner: Running, inbox: Inbox) -> None:
+    job = inbox.next()
+    failpoints.hit("replica_before_run")
+    done = runner.run(job)
+    failpoints.hit("replica_after_run")
+    inbox.answer(done)
+
+
+def begin_replica(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, Runner | None]:
     """Load and warm up; return what to tell the loop, and the runner if there is one."""
     try:
         ready, runner = _load(start, memory)
@@ -70,12 +90,14 @@ def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
     began = time.perf_counter()
     if start.threads is not None:
         torch.set_num_threads(start.threads)
-    device = open_device(start.device)
+    device = open_device(start.device, start.memory_fraction)
     note = device.pin(memory)
-    model = load(start, device.device)
-    loaded = time.perf_counter()
-    runner = Runner(model, device, start, memory)
-    curve = warm_up(runner, model, device, start.max_batch_size)
+    with sharing(start):
+        model = load_shared(start, device.device) if start.sharing > 1 else load(start, device.device)
+        device.settle()
+        loaded = time.perf_counter()
+        runner = Runner(model, device, start, memory)
+        warm, checked = _prove(runner, model, device, start)
     ready = Ready(
         inputs=[_spec(spec) for spec in model.inputs],
         outputs=[_spec(spec) for spec in model.outputs],
@@ -83,10 +105,26 @@ def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
         device=device.name,
         load_seconds=loaded - began,
         warm_up_seconds=time.perf_counter() - loaded,
-        curve=curve,
-        notes=[note] if note else [],
+        curve=warm.curve,
+        notes=[*([note] if note else []), *warm.notes, *(checked.notes if checked is not None else [])],
+        prepared=[_spec(spec) for spec in model.prepared] if start.takes_prepared else [],
+        peaks=warm.peaks,
+        difference=checked.difference if checked is not None and checked.compared else None,
     )
     return ready, runner
+
+
+def _prove(runner: Runner, model: Model, device: Device, start: Start) -> tuple[WarmUp, SelfCheck | None]:
+    """Warm up and check; afterwards nothing is compiled any more."""
+    compiled = runner.forward.compiled
+    if compiled is not None:
+        thaw()
+    warm = warm_up(runner, model, device, start)
+    checked = self_check(runner, model, start, device.tolerance(start.precision)) if start.self_check else None
+    if compiled is not None:
+        compiled.freeze()
+    rehearse(runner, model, start)
+    return warm, checked
 
 
 def _spec(spec: TensorSpec) -> Spec:
@@ -101,18 +139,24 @@ def _die_with_parent(parent: int) -> None:
             os._exit(0)
 
 
-def main() -> None:
-    """Run as a process of its own."""
+def run_process(begin: Begin) -> None:
+    """Be a process of the loop's, until it hangs up or dies."""
     descriptor, memory_descriptor, parent = map(int, sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent(parent)
     memory = mmap.mmap(memory_descriptor, os.fstat(memory_descriptor).st_size)
-    code = serve(Connection(descriptor), memory)
+    code = serve(Connection(descriptor), memory, begin)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # not a normal exit: a broken device may hang in its destructors
+
+
+def main() -> None:
+    """Run as a process of its own."""
+    failpoints.arm_from_environment()
+    run_process(begin_replica)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forebay.inference.messages import Done, Failed, Part, Ready, Run, Start, decode_to_loop, encode
+from forebay.inference.messages import Done, Failed, Part, Ready, Run, Skip, Start, decode_to_loop, encode
 from forebay.inference.staging import Staging
 from forebay.inference.transports import Transport
 from forebay.records import Batch, Code, Failure, Output, Request, Signature, TensorShape, Timings
@@ -23,13 +24,20 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Finished:
-    """A batch that came back: outputs of requests that ran together, and the failures of the others."""
+    """A batch that came back: outputs of requests that ran together, and the failures of the others.
+
+    `seconds` and `costs` are a preparer's, by index of the batch's requests: see `messages.Done`. `unsound` is why the
+    model fails its own example where every request failed.
+    """
 
     batch: Batch
     results: list[tuple[list[Request], list[Output]]]
     failures: list[tuple[Request, Failure]]
     timings: Timings = field(default_factory=Timings)
     left: list[Request] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    unsound: str = ""
 
 
 class Replica:
@@ -44,6 +52,7 @@ class Replica:
         self.running: deque[tuple[Batch, Run]] = deque()
         self.memory: dict[str, int] = {}
         self.signature: Signature | None = None
+        self._staged: Signature | None = None
         self._start = start
         self._staging = staging
         self._since = 0.0
@@ -52,6 +61,14 @@ class Replica:
     def is_idle(self) -> bool:
         """Whether it could run a batch this moment."""
         return self.state is State.READY and not self.running
+
+    @property
+    def free_at(self) -> float:
+        """The time at which it can begin another batch, as predicted: 0 while it is idle, never where nobody knows."""
+        if not self.running:
+            return 0.0
+        expected = [batch.expected for batch, _ in self.running]
+        return self._since + sum(expected) if all(expected) else float("inf")
 
     @property
     def has_room(self) -> bool:
@@ -68,12 +85,28 @@ class Replica:
 
     def submit(self, batch: Batch, now: float) -> None:
         """Write a batch into a slot and tell the replica. Raises OSError where it is gone."""
-        assert self.signature is not None
-        job = self._staging.write(batch, self.signature)
+        assert self._staged is not None
+        job = self._staging.write(batch, self._staged)
         if not self.running:
             self._since = now
         self.running.append((batch, job))
         self.transport.send(encode(job))
+
+    def answer_early(self, late: Callable[[Request], bool]) -> list[Request]:
+        """Return requests of batches that were not begun and are answered now; the replica is told to skip them."""
+        found: list[Request] = []
+        for batch, _ in list(self.running)[1:]:
+            picked = [
+                index
+                for index, request in enumerate(batch.requests)
+                if late(request) and id(request) not in batch.answered
+            ]
+            if picked:
+                found += [batch.requests[index] for index in picked]
+                batch.answered.update(id(batch.requests[index]) for index in picked)
+                with contextlib.suppress(OSError):  # a replica that is gone is noticed where it is listened to
+                    self.transport.send(encode(Skip(batch.number, picked)))
+        return found
 
     def messages(self) -> Iterator[Ready | Failed | Done]:
         """Yield what the replica has said. Raises EOFError where it is gone."""
@@ -83,11 +116,12 @@ class Replica:
     def became_ready(self, ready: Ready) -> Signature:
         """Take over what the replica says of its model."""
         self.state = State.READY
-        specs = [
+        inputs, outputs, prepared = (
             tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
-            for declared in (ready.inputs, ready.outputs)
-        ]
-        self.signature = Signature(self.model, self._start.version, specs[0], specs[1], ready.prepares)
+            for declared in (ready.inputs, ready.outputs, ready.prepared)
+        )
+        self.signature = Signature(self.model, self._start.version, inputs, outputs, ready.prepares, prepared)
+        self._staged = Signature(self.model, self._start.version, prepared, outputs) if prepared else self.signature
         return self.signature
 
     def take(self, done: Done, now: float) -> tuple[Batch, list[tuple[Part, list[Output]]]]:
@@ -132,14 +166,23 @@ def finished(replica: Replica, done: Done, now: float) -> Finished:
     """Match what a replica did to the requests of the batch, by index: a later part replaces an earlier one."""
     batch, parts = replica.take(done, now)
     requests = batch.requests
-    timings = Timings(done.stage_seconds, done.forward_seconds, done.total_seconds, done.executions)
+    timings = Timings(
+        done.stage_seconds,
+        done.forward_seconds,
+        done.total_seconds,
+        done.executions,
+        done.pieces,
+        done.cap or None,
+        done.recompiles,
+    )
     failed = {mistake.request: Failure(Code(mistake.code), mistake.message) for mistake in done.mistakes}
-    failures = [(requests[index], failure) for index, failure in failed.items()]
-    left = [requests[index] for index in done.left]
-    if len(parts) == 1 and not failed and not left:
-        return Finished(batch, [(requests, parts[0][1])], failures, timings)
+    answered = {index for index, one in enumerate(requests) if id(one) in batch.answered} if batch.answered else set()
+    failures = [(requests[index], failure) for index, failure in failed.items() if index not in answered]
+    left = [requests[index] for index in done.left if index not in answered]
+    if len(parts) == 1 and not failed and not done.left and not answered:
+        return Finished(batch, [(requests, parts[0][1])], failures, timings, [], done.seconds, done.costs)
     results: list[tuple[list[Request], list[Output]]] = []
-    missing = set(range(len(requests))) - set(failed) - set(done.left)
+    missing = set(range(len(requests))) - set(failed) - set(done.left) - answered
     for part, outputs in reversed(parts):
         begin = 0
         rows = sum(requests[index].rows for index in part.requests)
@@ -151,7 +194,7 @@ def finished(replica: Replica, done: Done, now: float) -> Finished:
             begin = end
     lost = Failure(Code.INTERNAL, "the replica returned nothing for this request")
     failures += [(requests[index], lost) for index in sorted(missing)]
-    return Finished(batch, results, failures, timings, left)
+    return Finished(batch, results, failures, timings, left, done.seconds, done.costs, done.unsound)
 
 
 def _slice(output: Output, begin: int, end: int, rows: int) -> Output:

@@ -1,253 +1,253 @@
 """The runner: one batch through one model, so that a failure costs only the requests that cause it.
 
-Runs in the replica and imports torch. A group of requests that fails is halved until the guilty ones stand alone; a
-row whose output is not finite runs once more by itself. Errors are kept as text: a traceback would keep the batch's
-memory alive through its frames.
+Runs in the replica and imports torch. `begin` launches a batch and `finish` brings it home; on an accelerator another
+one may be begun in between. A group of requests that fails is halved until the guilty ones stand alone; a row whose
+output is not finite runs once more by itself. Errors are kept as text: a traceback would keep the batch's memory alive
+through its frames.
 """
 
 from __future__ import annotations
 
+import gc
 import mmap
 import time
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from forebay.errors import ModelError
-from forebay.inference.declared import TORCH, ContractError, as_declared, finite_rows
-from forebay.inference.devices import Device, is_out_of_memory, is_sticky
+from forebay.inference.caps import CLEAN, Caps
+from forebay.inference.compilation import check as check_compilation
+from forebay.inference.declared import ContractError
+from forebay.inference.devices import Device, is_sticky
+from forebay.inference.example import DeviceLost, Example
+from forebay.inference.flights import Flight, Launch
+from forebay.inference.forwarding import Forward
+from forebay.inference.groups import Group, Inputs, bucket_of
+from forebay.inference.launching import Launcher
 from forebay.inference.loading import printable, where
-from forebay.inference.messages import Done, Mistake, Part, Placed, Run, Start
-from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
-from forebay.inference.preparation import Inputs, Preparation
-from forebay.inference.staging import join_elements, split_elements
+from forebay.inference.messages import Done, Mistake, Part, Run, Start
+from forebay.inference.model import Model
+from forebay.inference.preparation import Preparation
+from forebay.inference.slots import Slot
 from forebay.records import Code
 
-_ALIGNMENT = 64
-_COMPUTED_AS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_ASK_AFTER = 4
+"""Requests that fail alone, with no success before, until the model itself is tried."""
 
-
-class DeviceLost(Exception):
-    """The device is lost to this process; the replica must exit and be replaced."""
-
-
-class _Room(Exception):
-    """The outputs do not fit into the slot."""
-
-
-class _Group:
-    """Requests that run together: their indices in the batch, their rows, and their inputs as they were staged."""
-
-    __slots__ = ("inputs", "requests", "rows")
-
-    def __init__(self, requests: Sequence[int], rows: Sequence[int], inputs: Inputs) -> None:
-        self.requests = requests
-        self.rows = rows
-        self.inputs = inputs
-
-    def cut(self, first: int, last: int) -> _Group:
-        """Return the group of the requests from `first` up to `last`."""
-        begin, end = sum(self.rows[:first]), sum(self.rows[:last])
-        inputs = {name: _rows_of(value, begin, end, sum(self.rows)) for name, value in self.inputs.items()}
-        return _Group(self.requests[first:last], self.rows[first:last], inputs)
+_MEMORY_EVERY = 0.5
 
 
 class Runner:
-    """Runs the batches of one replica, one at a time."""
+    """Runs the batches of one replica. Its thread alone calls it."""
 
     def __init__(self, model: Model, device: Device, start: Start, memory: mmap.mmap) -> None:
-        self._model = model
         self._device = device
         self._start = start
-        self._memory = memory
-        self._specs = list(model.inputs)
+        self.memory = memory
+        self.specs = list((start.takes_prepared and model.prepared) or model.inputs)
+        self._fed = list(model.prepared)
         self._outputs = list(model.outputs)
-        self._prepares = bool(model.prepared)
+        self.prepares = bool(model.prepared) and not start.takes_prepared
         self._preparation = Preparation(model, memory)
-        self._dtype = _COMPUTED_AS.get(start.precision)
-        self._position = 0
-        self._base = 0
-        self._done = Done(0, [], [], 0.0, 0.0, 0.0, 0, {})
+        self._example = Example()
+        self.forward = Forward(model, start)
+        self.memory_caps = Caps(start.max_batch_size)
+        self.room_caps = Caps(start.max_batch_size)
+        self._launcher = Launcher(device, self.forward, model.outputs, self.memory_caps)
+        self._crowded = 0
+        self._finished_at = 0.0
+        self._figures: dict[str, int] = {}
+        self._figures_at = float("-inf")
+        self._fallbacks = 0
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a batch may be begun before the one in front of it is finished."""
+        return self._device.overlaps and not self._crowded
+
+    def remember(self, inputs: Callable[[], Inputs]) -> None:
+        """Take the warm-up's example, one row that this model runs without an error as long as it is sound."""
+        self._example = Example(lambda: self.trial(inputs(), 1), self._outputs)
+
+    def trial(self, inputs: Inputs, rows: int) -> list[Any]:
+        """Run rows that belong to no request; return their outputs on the host."""
+        return self._launcher.trial(inputs, rows)
 
     def run(self, job: Run) -> Done:
         """Run a batch and say where in the slot its outputs are. Raises DeviceLost where no forward can succeed."""
+        return self.finish(self.begin(job))
+
+    def begin(self, job: Run, *, beside: bool = False) -> Flight:
+        """Stage a batch and launch its first group. `beside` says that the batch before it is not finished."""
         began = time.perf_counter()
-        self._base = job.slot * self._start.slot_bytes
-        self._position = self._start.input_bytes
-        self._done = done = Done(job.number, [], [], 0.0, 0.0, 0.0, 0, {})
+        done = Done(job.number, [], [], 0.0, 0.0, 0.0, 0, {})
+        slot = Slot(self.memory, job.slot * self._start.slot_bytes, self._start.input_bytes, self._start.slot_bytes)
+        flight = Flight(job, done, slot, began, (self.memory_caps.saved(), self.room_caps.saved()))
         rows = job.rows or [1] * job.requests
-        groups = self._prepared(job, rows) if self._prepares else [self._staged(job, rows)]
+        made = self._prepared(flight, rows) if self.prepares else [self._staged(flight, rows)]
+        groups = [left for group in made if (left := group.without(job.skipped)) is not None]
+        planned = [piece for group in groups for piece in group.within(self._limit(group.bucket))]
+        parts = sum(-(-group.total // self._launcher.limit(group.bucket)) for group in planned)
+        done.pieces = parts
         done.stage_seconds = time.perf_counter() - began
-        for group in groups:
-            self._execute(group)
-        done.total_seconds = time.perf_counter() - began
-        done.memory = self._device.memory()
+        flight.waiting = planned[::-1]
+        if flight.waiting:
+            flight.launch = self._launcher.launch(flight, flight.waiting.pop(), beside)
+        return flight
+
+    def is_done(self, flight: Flight) -> bool:
+        """Whether `finish` would have something to do at once."""
+        return flight.launch is None or self._launcher.is_landed(flight.launch)
+
+    def finish(self, flight: Flight) -> Done:
+        """Bring a batch home: run what is left of it and what failed."""
+        done = flight.done
+        while flight.launch is not None or flight.waiting:
+            launch, flight.launch = flight.launch, None
+            if launch is not None and launch.failure is not None:
+                self._failed(flight, launch, *launch.failure)
+            elif launch is not None:
+                self._launcher.land(flight, launch)
+                self._keep(flight, launch)
+            elif not self._leaves(flight, flight.waiting[-1]):
+                flight.launch = self._launcher.launch(flight, flight.waiting.pop())
+        if len(done.mistakes) >= flight.job.requests:
+            self._is_unsound(done)
+        self._learn(flight)
+        now = time.perf_counter()
+        done.total_seconds = now - max(flight.began, self._finished_at)  # not what it waited for the one in front
+        self._finished_at = now
+        if now - self._figures_at >= _MEMORY_EVERY:  # asking a driver costs more than a small batch
+            self._figures, self._figures_at = {**self._device.memory(), "staging": len(self.memory)}, now
+        done.memory = self._figures
         return done
 
-    def forward(self, inputs: Inputs, rows: int) -> list[Any]:
-        """Run the model on `rows` rows and return its outputs in declared order, checked."""
-        limit = self._start.max_batch_size
-        if rows <= limit:
-            return self._forward(inputs, rows)
-        pieces = []
-        for begin in range(0, rows, limit):  # one request larger than a batch: in pieces, joined in row order
-            end = min(begin + limit, rows)
-            piece = {name: _rows_of(value, begin, end, rows) for name, value in inputs.items()}
-            pieces.append(self._forward(piece, end - begin))
-        return [_joined([piece[index] for piece in pieces]) for index in range(len(self._outputs))]
-
-    def _forward(self, inputs: Inputs, rows: int) -> list[Any]:
-        self._done.executions += 1
-        if self._dtype is not None:
-            inputs = {
-                name: value.to(self._dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-                for name, value in inputs.items()
-            }
-        began = time.perf_counter()
-        with torch.inference_mode():
-            returned = self._model.forward(**inputs)
-        self._done.forward_seconds += time.perf_counter() - began
-        return self._checked(returned, rows)
-
-    def _checked(self, returned: Any, rows: int) -> list[Any]:
-        """Match what forward returned to the declared outputs; a positional guess is never made."""
-        name = type(self._model).__name__
-        if isinstance(returned, Mapping):
-            named = returned
-        elif len(self._outputs) == 1:
-            named = {self._outputs[0].name: returned}
-        else:
-            raise ContractError(f"{name}.forward() must return a dict with {[spec.name for spec in self._outputs]}")
-        found = []
-        for spec in self._outputs:
-            if spec.name not in named:
-                raise ContractError(f"{name}.forward() returned no output {spec.name!r}")
-            found.append(as_declared(spec, named[spec.name], rows))
-        return found
-
-    def _prepared(self, job: Run, rows: list[int]) -> list[_Group]:
+    def _prepared(self, flight: Flight, rows: list[int]) -> list[Group]:
         def failed(request: int, error: Exception) -> None:
             if is_sticky(error):
                 raise DeviceLost(where(error)) from error
-            self._mistake(request, Code.MODEL_ERROR, f"prepare: {where(error)}")
+            _mistake(flight, request, Code.MODEL_ERROR, f"prepare: {where(error)}")
 
-        groups = self._preparation.run(job, self._base, rows, failed)
-        return [_Group(requests, [rows[index] for index in requests], inputs) for requests, inputs in groups]
+        base = flight.job.slot * self._start.slot_bytes
+        groups = self._preparation.run(flight.job, base, rows, failed)
+        return [
+            Group(requests, [rows[index] for index in requests], inputs, bucket_of(self._fed, inputs))
+            for requests, inputs in groups
+        ]
 
-    def _staged(self, job: Run, rows: list[int]) -> _Group:
-        inputs: Inputs = {}
-        for spec, place in zip(self._specs, job.inputs, strict=True):
-            inputs[spec.name] = self._read(spec, place)
-        return _Group(range(job.requests), rows, inputs)
+    def _staged(self, flight: Flight, rows: list[int]) -> Group:
+        job = flight.job
+        inputs = {spec.name: flight.slot.read(spec, place) for spec, place in zip(self.specs, job.inputs, strict=True)}
+        return Group(range(job.requests), rows, inputs, job.bucket)
 
-    def _read(self, spec: TensorSpec, place: Placed) -> Any:
-        offset = self._base + place.offset
-        if spec.datatype == "BYTES":
-            return split_elements(self._memory[offset : offset + place.size])
-        staged = torch.frombuffer(self._memory, dtype=TORCH[spec.datatype], count=prod(place.dims), offset=offset)
-        return staged.view(place.dims)
+    def _limit(self, bucket: int) -> int:
+        return min(self._launcher.limit(bucket), self.room_caps.rows(bucket))
 
-    def _execute(self, group: _Group) -> None:
-        """Run a group; halve it where it fails."""
-        waiting = [group]
-        while waiting:
-            current = waiting.pop()
-            failure = self._attempt(current)
-            if failure is None:
-                continue
-            code, message = failure
-            if code is Code.RESOURCE_EXHAUSTED:
-                self._device.recover()
-            if code is Code.RESULT_TOO_LARGE and self._done.parts:
-                self._done.left += current.requests  # the others took the room: these run again, without them
-                continue
-            count = len(current.requests)
-            if count == 1:
-                self._mistake(current.requests[0], code, message)
-                continue
-            waiting += [current.cut(count // 2, count), current.cut(0, count // 2)]
-
-    def _attempt(self, group: _Group) -> tuple[Code, str] | None:
-        """Run a group once; return why it failed. What it allocated is free again when this returns."""
-        rows = sum(group.rows)
-        try:
-            outputs = self.forward(self._on_device(group.inputs), rows)
-            finite = finite_rows(self._outputs, outputs, rows)
-            if finite is None or len(group.requests) > 1:
-                self._keep(group, outputs)
-        except Exception as error:
-            if is_sticky(error):
-                raise DeviceLost(where(error)) from error
-            code = Code.MODEL_ERROR
-            if is_out_of_memory(error):
-                code = Code.RESOURCE_EXHAUSTED
-            elif isinstance(error, _Room):
-                code = Code.RESULT_TOO_LARGE
-            return code, str(error) if isinstance(error, ContractError | _Room) else where(error)
+    def _keep(self, flight: Flight, launch: Launch) -> None:
+        """Say where the outputs of a group are; let rows that are not finite run alone."""
+        group, finite = launch.group, launch.finite()
+        flight.ran[group.bucket] = max(flight.ran.get(group.bucket, 0), launch.rows)
+        if finite is not None and len(group.requests) == 1:
+            flight.slot.position = launch.since
+            _mistake(flight, group.requests[0], Code.NON_FINITE_OUTPUT, "an output has NaN or infinity")
+            return
+        flight.bytes_per_row = (flight.slot.position - launch.since) / group.total
+        flight.done.parts.append(Part(list(group.requests), [place for place in launch.placed if place is not None]))
         if finite is None:
-            return None
-        if len(group.requests) == 1:
-            return Code.NON_FINITE_OUTPUT, "an output has NaN or infinity"
-        begin = 0
+            return
+        begin, alone = 0, []
         for position, count in enumerate(group.rows):
             if not all(finite[begin : begin + count]):
-                self._execute(group.cut(position, position + 1))
+                alone.append(group.cut(position, position + 1))
             begin += count
-        return None
+        flight.waiting += reversed(alone)
 
-    def _on_device(self, inputs: Inputs) -> Inputs:
-        """Copy staged inputs to the device, for every try afresh: the model may have written into the last copy."""
-        began = time.perf_counter()
-        copied = {
-            name: self._device.to_device(value) if isinstance(value, torch.Tensor) else value
-            for name, value in inputs.items()
-        }
-        self._done.stage_seconds += time.perf_counter() - began
-        return copied
+    def _failed(self, flight: Flight, launch: Launch, code: Code, message: str) -> None:
+        """Cut a group that failed, or find its one request guilty."""
+        group, done = launch.group, flight.done
+        several = len(group.requests) > 1
+        flight.slot.position = launch.since
+        if code is Code.RESOURCE_EXHAUSTED:
+            if self._makes_room(flight, launch):
+                return
+        elif code is Code.RESULT_TOO_LARGE and done.parts:
+            done.left += group.requests  # the others took the room: these run again, without them
+            return
+        elif code is Code.RESULT_TOO_LARGE and several:
+            flight.clean = False
+            self.room_caps.refused(group.bucket, group.total, int(group.total * launch.fits))
+            flight.waiting += reversed(group.within(min(self._limit(group.bucket), group.total - 1)))
+            return
+        elif several:
+            flight.waiting += reversed(group.halves())
+            return
+        if code is Code.RESULT_TOO_LARGE:  # it alone is so large: the others need no cap for that
+            self.room_caps.restore({})
+        _mistake(flight, group.requests[0], code, message)
+        if len(done.mistakes) == _ASK_AFTER and not done.parts and self._is_unsound(done):
+            for waiting in flight.waiting:  # halving on would find every request guilty of the model's fault
+                for request in waiting.requests:
+                    _mistake(flight, request, code, message)
+            flight.waiting.clear()
 
-    def _keep(self, group: _Group, outputs: list[Any]) -> None:
-        """Put the outputs of a group into the slot."""
-        placed = [self._write(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)]
-        self._done.parts.append(Part(list(group.requests), placed))
+    def _makes_room(self, flight: Flight, launch: Launch) -> bool:
+        """Learn from an allocation that failed and let smaller pieces run; False where one row alone did not fit."""
+        group = launch.group
+        if launch.beside:  # perhaps it fits where the batch before is gone
+            self._crowded = CLEAN
+            flight.waiting.append(group)
+            return True
+        gc.collect()  # an exception of the model's own may hold the batch in a cycle
+        self._device.recover()
+        flight.clean = False
+        if launch.rows > 1:
+            self.memory_caps.refused(group.bucket, launch.rows)
+            flight.waiting += reversed(group.within(self._limit(group.bucket)))
+            return True
+        if len(group.requests) > 1:
+            flight.waiting += reversed(group.halves())
+            return True
+        self.memory_caps.restore(flight.saved[0])  # it alone needs so much: the others need no cap for that
+        return False
 
-    def _write(self, spec: TensorSpec, value: Any) -> Placed:
-        start = -(-self._position // _ALIGNMENT) * _ALIGNMENT
-        if spec.datatype == "BYTES":
-            raw = join_elements(value)
-            size, dims = len(raw), [len(value)]
-        else:
-            dims = list(value.shape)
-            size = prod(dims) * DATATYPE_BYTES[spec.datatype]
-        if start + size > self._start.slot_bytes:
-            limit = self._start.slot_bytes - self._start.input_bytes
-            raise _Room(f"the outputs of this batch are larger than a staging slot's {limit} bytes")
-        at = self._base + start
-        if spec.datatype == "BYTES":
-            self._memory[at : at + size] = raw
-        elif size:
-            place = torch.frombuffer(self._memory, dtype=TORCH[spec.datatype], count=prod(dims), offset=at)
-            self._device.to_host(value, place.view(dims))
-        self._position = start + size
-        return Placed(start, size, dims)
+    def _leaves(self, flight: Flight, group: Group) -> bool:
+        """Leave a group for the next slot where what ran shows that this one has no room for it."""
+        if not flight.done.parts or not self.room_caps.known(group.bucket):
+            return False
+        if group.total * flight.bytes_per_row <= flight.slot.room:
+            return False
+        flight.done.left += flight.waiting.pop().requests
+        return True
 
-    def _mistake(self, request: int, code: Code, message: str) -> None:
-        self._done.mistakes.append(Mistake(request, code.value, printable(message[:500])))
+    def _learn(self, flight: Flight) -> None:
+        """Count a clean batch, and tell the loop what is known of its bucket."""
+        self._crowded = max(self._crowded - 1, 0)
+        done = flight.done
+        done.pieces = min(done.pieces, done.executions) if min(done.pieces, done.executions) > 1 else 0
+        for bucket, rows in flight.ran.items():
+            for caps in (self.memory_caps, self.room_caps):
+                if flight.clean:
+                    caps.ran(bucket, rows)
+                known = caps.known(bucket)
+                done.cap = min(done.cap, known) if done.cap and known else done.cap or known
+        if self.forward.compiled is not None:
+            fallbacks = self.forward.compiled.fallbacks
+            done.recompiles, self._fallbacks = fallbacks - self._fallbacks, fallbacks
+
+    def _is_unsound(self, done: Done) -> bool:
+        """Whether the model fails its own example, too; `done.unsound` says how."""
+        if not done.unsound and any(mistake.code != Code.RESULT_TOO_LARGE for mistake in done.mistakes):
+            done.unsound = self._example.complaint()
+            self._device.recover()
+        return bool(done.unsound)
 
 
-def _rows_of(value: Any, begin: int, end: int, rows: int) -> Any:
-    """Cut rows out of an input; a BYTES list may have several elements per row."""
-    width = len(value) // rows if isinstance(value, list) and rows else 1
-    return value[begin * width : end * width]
-
-
-def _joined(pieces: list[Any]) -> Any:
-    return torch.cat(pieces) if isinstance(pieces[0], torch.Tensor) else [part for piece in pieces for part in piece]
+def _mistake(flight: Flight, request: int, code: Code, message: str) -> None:
+    flight.done.mistakes.append(Mistake(request, code.value, printable(message[:500])))
 
 
 def check_model_contract(error: Exception) -> ModelError:
     """Return what a failed warm-up means for the start."""
-    return ModelError(
+    return check_compilation(error) or ModelError(
         f"the model failed its warm-up: {str(error) if isinstance(error, ContractError) else where(error)}"
     )

@@ -90,7 +90,7 @@ class Staging:
             placed.append(place)
             position = -(-(place.offset + place.size) // _ALIGNMENT) * _ALIGNMENT
         shapes = [[list(shape) for shape in request.shapes] for request in requests] if signature.prepares else []
-        return Run(batch.number, slot, len(requests), rows, placed, shapes)
+        return Run(batch.number, slot, len(requests), rows, placed, shapes, batch.bucket)
 
     def _write_input(
         self, start: int, position: int, index: int, spec: TensorShape, batch: Batch, separate: bool

@@ -6,6 +6,7 @@ which run the model in this process.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -19,6 +20,7 @@ from typing import Protocol
 from forebay.inference.messages import Run, Start, decode_to_replica, encode
 
 _EXIT_GRACE_SECONDS = 2.0
+_HUNG_UP_SECONDS = 0.2
 
 
 class Transport(Protocol):
@@ -38,6 +40,7 @@ class _Connected:
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
+        self._hung_up = False
 
     def send(self, message: bytes) -> None:
         """Send a message; raises OSError where the replica is gone."""
@@ -47,7 +50,11 @@ class _Connected:
     def receive(self) -> bytes | None:
         """Return a message if one is there; raises EOFError where the replica is gone."""
         assert self._connection is not None
-        return self._connection.recv_bytes() if self._connection.poll() else None
+        try:
+            return self._connection.recv_bytes() if self._connection.poll() else None
+        except (EOFError, OSError):
+            self._hung_up = True
+            raise
 
     def descriptor(self) -> int | None:
         """Return what becomes readable with the next message."""
@@ -60,18 +67,22 @@ class _Connected:
 
 
 class ProcessTransport(_Connected):
-    """A replica in a process of its own, started afresh, never forked: it can be killed and replaced."""
+    """A replica in a process of its own, started afresh, never forked: it can be killed and replaced.
 
-    def __init__(self, memory_descriptor: int) -> None:
+    `module` is what the process runs: a replica, or a preparer, which talks alike.
+    """
+
+    def __init__(self, memory_descriptor: int, module: str = "forebay.inference.replica") -> None:
         super().__init__()
         self._memory_descriptor = memory_descriptor
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
         """Start the process."""
         ours, theirs = socket.socketpair()
         child = theirs.fileno()
-        command = [sys.executable, "-m", "forebay.inference.replica"]
+        command = [sys.executable, "-m", self._module]
         command += [str(child), str(self._memory_descriptor), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
@@ -80,6 +91,7 @@ class ProcessTransport(_Connected):
         finally:
             theirs.close()
         self._connection = Connection(ours.detach())
+        self._hung_up = False
 
     @property
     def pid(self) -> int | None:
@@ -94,8 +106,11 @@ class ProcessTransport(_Connected):
         return f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
 
     def kill(self) -> bool:
-        """End the process at once; a stopped one, too."""
+        """End the process at once; a stopped one, too. One that hung up may say by itself how it ended."""
         if self._process is not None:
+            if self._hung_up:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_HUNG_UP_SECONDS)
             self._process.kill()
             self._process.wait()
         self._hang_up()
@@ -167,12 +182,13 @@ class InlineTransport:
 
     def send(self, message: bytes) -> None:
         """Run what the message asks for."""
-        from forebay.inference.replica import begin
-        from forebay.inference.runner import DeviceLost, Runner
+        from forebay.inference.example import DeviceLost
+        from forebay.inference.replica import begin_replica
+        from forebay.inference.runner import Runner
 
         job = decode_to_replica(message)
         if isinstance(job, Start):
-            answer, self._runner = begin(job, self._memory)
+            answer, self._runner = begin_replica(job, self._memory)
             self._answers.append(encode(answer))
         elif isinstance(job, Run) and isinstance(self._runner, Runner):
             try:

@@ -1,22 +1,35 @@
-"""Warm-up: every batch size class runs before the worker joins its group. A failure stops the start. Imports torch."""
+"""Warm-up: every bucket in every allowed size runs before the worker joins its group. Runs in the replica.
+
+A failure stops the start, but a size that does not fit into the device's memory becomes a cap as long as a smaller one
+fits. Imports torch.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
-from forebay.errors import ModelError
-from forebay.inference.declared import TORCH
-from forebay.inference.devices import Device
-from forebay.inference.loading import verify_eval, where
-from forebay.inference.model import Model, TensorSpec
+from forebay.inference.devices import Device, is_out_of_memory
+from forebay.inference.groups import Inputs
+from forebay.inference.loading import verify_eval
+from forebay.inference.messages import Start
+from forebay.inference.model import Model
 from forebay.inference.runner import Runner, check_model_contract
+from forebay.inference.samples import first_row, ragged_specs, repeated, with_lengths
 
-_VARIABLE = 16
 _RUNS = 3
+
+
+@dataclass(slots=True)
+class WarmUp:
+    """What was measured: (bucket, rows, best seconds) and, where the device can say, (bucket, rows, peak bytes)."""
+
+    curve: list[tuple[int, int, float]] = field(default_factory=list)
+    peaks: list[tuple[int, int, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def sizes(largest: int) -> list[int]:
@@ -27,71 +40,69 @@ def sizes(largest: int) -> list[int]:
     return found if largest == 1 else [*found, largest]
 
 
-def warm_up(runner: Runner, model: Model, device: Device, largest: int) -> list[tuple[int, float]]:
-    """Run each size class three times; return (rows, best seconds) of each.
+def warm_up(runner: Runner, model: Model, device: Device, start: Start) -> WarmUp:
+    """Run each allowed size (else each power of two) of each bucket three times.
 
     The rows come from the model's `example()`, else they are zeros. Raises ModelError where the model fails.
     """
-    row = _example(model)
-    curve: list[tuple[int, float]] = []
-    for rows in sizes(largest):
-        inputs = {name: _repeated(value, rows, device) for name, value in row.items()}
-        best = float("inf")
+    specs = list(model.prepared or model.inputs)
+    row, found = first_row(model), WarmUp()
+    lengths = start.buckets if ragged_specs(specs) else []
+    for shaped in [with_lengths(specs, row, length) for length in lengths] or [row]:
+        bucket = sum(prod(shaped[spec.name].shape[1:]) for spec in ragged_specs(specs))
+        _warm_bucket(runner, device, start, (bucket, shaped), found)
+    verify_eval(model)
+    try:
+        given = model.example()  # asked once: that it fails later says nothing about the model
+        runner.remember(lambda: repeated(first_row(model, given), 1))  # a copy: forward may write into its input
+    except Exception as error:
+        raise check_model_contract(error) from error
+    return found
+
+
+def _warm_bucket(runner: Runner, device: Device, start: Start, shaped: tuple[int, Inputs], found: WarmUp) -> None:
+    bucket, row = shaped
+    fitted = 0
+    for rows in start.sizes or sizes(start.max_batch_size):
+        inputs = repeated(row, rows)
+        if not runner.prepares and _size(inputs) > start.input_bytes:
+            break  # no batch of this shape is ever so large: it would not fit into a slot
+        device.reset_peak()
+        error = _run(runner, inputs, rows, bucket, found)
+        if error is not None:
+            if not (is_out_of_memory(error) and fitted):
+                raise check_model_contract(error) from error
+            del inputs
+            error.__traceback__ = None  # its frames hold the batch
+            device.recover()
+            runner.memory_caps.refused(bucket, rows, fitted)
+            found.notes.append(f"{rows} rows{_of(bucket)} do not fit into the device's memory: the cap is {fitted}")
+            break
+        fitted = rows
+        peak = device.peak()
+        if peak:
+            found.peaks.append((bucket, rows, peak))
+
+
+def _run(runner: Runner, inputs: Inputs, rows: int, bucket: int, found: WarmUp) -> Exception | None:
+    best = float("inf")
+    try:
         for _ in range(_RUNS):
             began = time.perf_counter()
-            try:
-                outputs = runner.forward(inputs, rows)
-            except Exception as error:
-                raise check_model_contract(error) from error
-            for output in outputs:
-                if isinstance(output, torch.Tensor):
-                    output.cpu()
+            runner.trial(inputs, rows)
             best = min(best, time.perf_counter() - began)
-        curve.append((rows, best))
-    verify_eval(model)
-    return curve
-
-
-def _example(model: Model) -> dict[str, Any]:
-    """Return one row of every tensor that forward takes."""
-    specs = list(model.prepared or model.inputs)
-    try:
-        given = model.example()
-        if given is not None and model.prepared:
-            inputs = {spec.name: _given(spec, given) for spec in model.inputs}
-            returned = getattr(model, "prepare")(**inputs)  # noqa: B009
-            given = returned if isinstance(returned, Mapping) else {specs[0].name: returned}
-        if given is not None:
-            return {spec.name: _one_row(_given(spec, given)) for spec in specs}
     except Exception as error:
-        raise ModelError(f"{type(model).__name__}.example() failed: {where(error)}") from error
-    return {spec.name: _zeros(spec) for spec in specs}
+        return error
+    found.curve.append((bucket, rows, best))
+    return None
 
 
-def _given(spec: TensorSpec, given: Mapping[str, Any]) -> Any:
-    if spec.name not in given:
-        raise ValueError(f"it has no {spec.name!r}")
-    value = given[spec.name]
-    if spec.datatype == "BYTES":
-        return [value] if isinstance(value, bytes) else list(value)
-    return torch.as_tensor(value).to(TORCH[spec.datatype])
+def _size(inputs: Inputs) -> int:
+    return sum(
+        value.nbytes if isinstance(value, torch.Tensor) else sum(len(part) + 4 for part in value)
+        for value in inputs.values()
+    )
 
 
-def _one_row(value: Any) -> Any:
-    return value[:1]
-
-
-def _zeros(spec: TensorSpec) -> Any:
-    dims = [_VARIABLE if dim == -1 else dim for dim in spec.shape[1:]]
-    if spec.datatype == "BYTES":
-        count = 1
-        for dim in dims:
-            count *= dim
-        return [b""] * count
-    return torch.zeros([1, *dims], dtype=TORCH[spec.datatype])
-
-
-def _repeated(value: Any, rows: int, device: Device) -> Any:
-    if isinstance(value, list):
-        return value * rows
-    return device.to_device(value.repeat(rows, *[1] * (value.dim() - 1)))
+def _of(bucket: int) -> str:
+    return f" of {bucket} elements" if bucket else ""

@@ -21,7 +21,7 @@ from forebay.records import Code, Encoding, Failure, Headers, Record, Reply, Req
 from forebay.settings import Limits
 from forebay.stream import tensors
 from forebay.stream.body import Plan, brief, read_id, read_parameters
-from forebay.stream.headers import MAX_ID_BYTES, Envelope, HeaderReader, earliest
+from forebay.stream.headers import MAX_ID_BYTES, Envelope, HeaderReader, earliest, started
 from forebay.stream.tensors import Shape
 
 UNREADABLE = "forebay-unreadable"
@@ -52,16 +52,26 @@ class Decoder:
     """Decodes the records of one worker.
 
     `signatures` lists the served models, the default first. `reply_topics` are regular expressions that must match
-    a whole topic name.
+    a whole topic name. `default_timeout_ms` counts from the record's timestamp for requests that name no deadline, 0
+    for none. `tenant_header` names the header whose value fairness goes by.
     """
 
-    def __init__(self, signatures: Sequence[Signature], limits: Limits, reply_topics: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        signatures: Sequence[Signature],
+        limits: Limits,
+        reply_topics: Sequence[str] = (),
+        *,
+        default_timeout_ms: int = 0,
+        tenant_header: str | None = None,
+    ) -> None:
         self._default = signatures[0]
         self._models: dict[str, list[Signature]] = {}
         for signature in signatures:
             self._models.setdefault(signature.model, []).append(signature)
         self._limits = limits
-        self._headers = HeaderReader(limits)
+        self._headers = HeaderReader(limits, tenant_header)
+        self._default_timeout_ms = default_timeout_ms
         self._reply_topics = [re.compile(pattern) for pattern in reply_topics]
         self._parser = simdjson.Parser()
         self._shapes = {id(signature): Shape(signature) for signature in signatures}
@@ -123,6 +133,8 @@ class Decoder:
         deadline_ms = envelope.deadline_ms
         if plan.timeout_us is not None or envelope.timeout_ms is not None:
             deadline_ms = earliest(record, envelope, plan.timeout_us, now_ms)
+        elif deadline_ms is None and self._default_timeout_ms:
+            deadline_ms = started(record, now_ms) + self._default_timeout_ms
         layout = plan.layout
         return Request(
             record,
@@ -140,6 +152,8 @@ class Decoder:
             reply,
             plan.wanted,
             envelope.echo or [],  # equal headers share an envelope, never a list
+            0,
+            envelope.tenant,
         )
 
     def _identify(self, record: Record, header: str | None, body: str | None) -> str:

@@ -1,16 +1,22 @@
-"""Commits the low watermarks, one request at a time, and reads the answers. Never synchronous: that has no time-out."""
+"""Commits the low watermarks, one request at a time, and reads the answers. Never synchronous: that has no time-out.
+
+What is finished ahead of a watermark travels in the commit's metadata, so that the next owner does not repeat it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Protocol
 
+from forebay import failpoints
 from forebay.records import Partition
 from forebay.stream.consumer import Member
 from forebay.stream.offsets import Offsets
 
 _ANSWER_SECONDS = 30.0
 _LEAST_GAP_SECONDS = 0.01
+_RECALL_SECONDS = 3.0
+_TOO_LONG = "OFFSET_METADATA_TOO_LARGE"
 
 Answer = tuple[dict[Partition, int], dict[Partition, str]]
 
@@ -21,16 +27,22 @@ class Committing(Protocol):
     @property
     def is_settled(self) -> bool: ...
     def settle(self, now: float, *, idle: bool) -> list[Answer]: ...
+    def recall(self, partitions: list[Partition]) -> None: ...
     def leave(self, partitions: Iterable[Partition]) -> None: ...
 
 
 class Committer:
-    """Commits for one consumer; `interval` is the usual time between commits, in seconds."""
+    """Commits for one consumer; `interval` is the usual time between commits, in seconds.
 
-    def __init__(self, consumer: Member, offsets: Offsets, interval: float) -> None:
+    `remembers` carries what is finished ahead of the watermarks over to the next owner. Not where results keep an
+    order: the next owner would send those behind before those that are missing.
+    """
+
+    def __init__(self, consumer: Member, offsets: Offsets, interval: float, *, remembers: bool = True) -> None:
         self._consumer = consumer
         self._offsets = offsets
         self._interval = interval
+        self._remembers = remembers
         self._committed_at = 0.0
 
     def settle(self, now: float, *, idle: bool) -> list[Answer]:
@@ -43,10 +55,10 @@ class Committer:
             if gap < _ANSWER_SECONDS:
                 return answers
             self._consumer.commits_in_flight = 0  # a coordinator that takes requests and never answers
-        marks = self._offsets.committable()
+        marks = self._offsets.committable(with_news=self._remembers and gap >= self._interval)
         if marks:
-            self._consumer.commit(marks)
-            self._offsets.requested(marks)
+            failpoints.hit("before_commit")
+            self._commit(marks)
             self._committed_at = now
         return answers
 
@@ -57,10 +69,20 @@ class Committer:
 
     def leave(self, partitions: Iterable[Partition]) -> None:
         """Commit what is finished of partitions that are being revoked."""
-        marks = self._offsets.committable(partitions)
+        failpoints.hit("during_revoke")
+        marks = self._offsets.committable(partitions, with_news=self._remembers)
         if marks:
-            self._consumer.commit(marks)
-            self._offsets.requested(marks)
+            self._commit(marks)
+
+    def recall(self, partitions: list[Partition]) -> None:
+        """Take over what earlier owners of newly assigned partitions had finished ahead of their watermarks."""
+        if self._remembers and partitions:
+            for partition, (base, note) in self._consumer.notes(partitions, _RECALL_SECONDS).items():
+                self._offsets.recall(partition, base, note)
+
+    def _commit(self, marks: dict[Partition, int]) -> None:
+        self._consumer.commit(marks, self._offsets.notes(marks) if self._remembers else {})
+        self._offsets.requested(marks)
 
     def _answers(self) -> list[Answer]:
         answers: list[Answer] = []
@@ -69,7 +91,9 @@ class Committer:
             for partition, mark in marks.items():
                 if partition in failed:
                     self._offsets.refused(partition)
+                    self._remembers = self._remembers and failed[partition] != _TOO_LONG  # this broker takes less
                 else:
                     self._offsets.committed(partition, mark)
             answers.append((marks, failed))
+            failpoints.hit("after_commit")
         return answers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,7 +43,8 @@ class Member(Protocol):
     def receive(self, limit: int, wait: float) -> list[Record]: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
-    def commit(self, marks: dict[Partition, int]) -> None: ...
+    def commit(self, marks: dict[Partition, int], notes: Mapping[Partition, str] | None = None) -> None: ...
+    def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]: ...
     def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None: ...
     def rewind(self, partitions: Iterable[Partition]) -> None: ...
     def end_offset(self, partition: Partition) -> int | None: ...
@@ -147,12 +148,13 @@ class Consumer:
             self._client.resume(held)
             self._held -= {Partition(p.topic, p.partition) for p in held}
 
-    def commit(self, marks: dict[Partition, int]) -> None:
-        """Ask the broker to keep `marks`; the answer appears in `commits` after a later `receive`.
+    def commit(self, marks: dict[Partition, int], notes: Mapping[Partition, str] | None = None) -> None:
+        """Ask the broker to keep `marks`, with `notes` as their metadata; the answer comes in `commits` after a while.
 
         Never synchronous: a synchronous commit has no time-out.
         """
-        offsets = [ck.TopicPartition(topic, partition, mark) for (topic, partition), mark in marks.items()]
+        said = notes or {}
+        offsets = [ck.TopicPartition(*partition, mark, said.get(partition, "")) for partition, mark in marks.items()]
         try:
             self._client.commit(offsets=offsets, asynchronous=True)
         except ck.KafkaException as error:
@@ -166,13 +168,23 @@ class Consumer:
 
     def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None:
         """Ask the broker for the group's committed offsets, None where there is none; None if it does not answer."""
-        asked = [ck.TopicPartition(*partition) for partition in partitions]
+        found = self._ask(partitions, timeout)
+        if found is None:
+            return None
+        return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+
+    def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]:
+        """Ask the broker for committed offsets that have metadata, with it; none if it does not answer in time."""
+        found = self._ask(partitions, timeout) or []
+        return {Partition(p.topic, p.partition): (p.offset, p.metadata) for p in found if p.offset >= 0 and p.metadata}
+
+    def _ask(self, partitions: Iterable[Partition], timeout: float) -> list[Any] | None:
         try:
-            found = self._client.committed(asked, timeout=timeout)
+            found: list[Any] = self._client.committed([ck.TopicPartition(*p) for p in partitions], timeout=timeout)
         except ck.KafkaException as error:
             self.events.append(Event(error.args[0].name(), error.args[0].str()))
             return None
-        return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+        return found
 
     def rewind(self, partitions: Iterable[Partition]) -> None:
         """Move the positions of assigned partitions back to the group's committed offsets.

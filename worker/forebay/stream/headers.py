@@ -30,13 +30,15 @@ class Envelope:
     reply_topic: str | None = None
     reply_partition: int | None = None
     echo: Headers = field(default_factory=list)
+    tenant: bytes | None = None
 
 
 class HeaderReader:
     """Reads headers; requests that differ in nothing but their body have equal headers, which are read once."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, tenant_header: str | None = None) -> None:
         self._limits = limits
+        self._tenant_header = tenant_header
         self._kept: dict[tuple[tuple[str, bytes | None], ...], Envelope] = {}
 
     def kept(self, headers: Headers) -> Envelope | None:
@@ -61,6 +63,8 @@ class HeaderReader:
             )
         failed: RequestError | None = None
         for name, value in headers:
+            if name == self._tenant_header:
+                envelope.tenant = value
             reader = _READERS.get(name)
             if reader is not None:
                 if value is not None:
@@ -82,12 +86,17 @@ class HeaderReader:
             raise failed
 
 
+def started(record: Record, now_ms: float) -> float:
+    """Return the time from which a request's time-out counts, in milliseconds of the wall clock."""
+    return record.timestamp_ms if record.timestamp_ms > 0 else now_ms
+
+
 def earliest(record: Record, envelope: Envelope, timeout_us: float | None, now_ms: float) -> float:
     """Return the deadline of a request with a time-out, in milliseconds of the wall clock: the first that there is.
 
     A time-out counts from the record's timestamp; a record without one counts from its arrival.
     """
-    start = record.timestamp_ms if record.timestamp_ms > 0 else now_ms
+    start = started(record, now_ms)
     limits = (
         envelope.deadline_ms,
         None if envelope.timeout_ms is None else start + envelope.timeout_ms,

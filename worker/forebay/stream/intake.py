@@ -6,8 +6,10 @@ second the partitions are paused, polled on, and resumed when half of the queue 
 
 from __future__ import annotations
 
+from forebay import failpoints
 from forebay.records import Record
 from forebay.stream.consumer import Member
+from forebay.stream.offsets import Offsets
 
 PAUSE_AFTER = 1.0
 """Seconds for which a full queue is only not read."""
@@ -42,4 +44,15 @@ class Intake:
             if room * 2 < self._capacity:
                 return consumer.receive(1, 0.0)
             consumer.resume()
-        return consumer.receive(min(room, fitting, RECEIVE_AT_MOST), wait)
+        records = consumer.receive(min(room, fitting, RECEIVE_AT_MOST), wait)
+        if records:
+            failpoints.hit("after_receive")
+        return records
+
+    def more_to_come(self, offsets: Offsets) -> bool:
+        """Whether partitions are known to hold records that were not read, by their ends as last fetched."""
+        for partition, ledger in offsets:
+            end = self._consumer.end_offset(partition)
+            if end is not None and ledger.position is not None and end > ledger.position:
+                return True
+        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -36,6 +36,7 @@ class MemoryBroker:
     def __init__(self, topics: dict[str, int]) -> None:
         self.topics = {name: MemoryTopic([[] for _ in range(count)]) for name, count in topics.items()}
         self.committed: dict[Partition, int] = {}
+        self.notes: dict[Partition, str] = {}
         self.commit_history: list[dict[Partition, int]] = []
         self.fail_commits: deque[int] = deque()
         self.clock_ms: Callable[[], int] = lambda: 0
@@ -140,7 +141,7 @@ class MemoryConsumer:
         """Return records again."""
         self.paused = False
 
-    def commit(self, marks: dict[Partition, int]) -> None:
+    def commit(self, marks: dict[Partition, int], notes: Mapping[Partition, str] | None = None) -> None:
         """Commit; the answer comes with the next `receive`."""
         self.commits_in_flight += 1
         if self._broker.fail_commits:
@@ -148,6 +149,7 @@ class MemoryConsumer:
             self._answers.append((marks, dict.fromkeys(marks, name)))
             return
         self._broker.committed |= marks
+        self._broker.notes |= {partition: (notes or {}).get(partition, "") for partition in marks}
         self._broker.commit_history.append(dict(marks))
         self._answers.append((marks, {}))
 
@@ -158,6 +160,11 @@ class MemoryConsumer:
     def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None:
         """Return the committed offsets."""
         return {partition: self._broker.committed.get(partition) for partition in partitions}
+
+    def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]:
+        """Return the committed offsets that have metadata, with it."""
+        committed, notes = self._broker.committed, self._broker.notes
+        return {place: (committed[place], notes[place]) for place in partitions if notes.get(place)}
 
     def rewind(self, partitions: Iterable[Partition]) -> None:
         """Move the positions back to the committed offsets."""
@@ -217,9 +224,10 @@ class MemoryProducer:
             served += 1
         return served
 
-    def purge(self) -> None:
-        """Forget the reports that were not served."""
-        self._reports.clear()
+    def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
+        """Forget the reports that were not served; nothing waits in a queue here, all of it is in flight."""
+        if in_flight:
+            self._reports.clear()
 
 
 def _copied(record: Record) -> Record:

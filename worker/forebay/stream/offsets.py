@@ -9,42 +9,47 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 
 from forebay.records import Partition, Record
+from forebay.stream import ahead
 
 
 class Ledger:
     """The open and finished offsets of one assignment of one partition.
 
-    `epoch` tells this assignment from an earlier one of the same partition to the same worker.
+    `epoch` tells this assignment from an earlier one of the same partition to the same worker. `recalled` is what an
+    earlier owner has finished ahead of the committed offset, as long as it may still be met.
     """
 
-    __slots__ = ("_abandoned", "_finished", "_next", "_open", "committed", "epoch", "requested")
+    __slots__ = ("_abandoned", "_finished", "_next", "_noted", "_open", "committed", "epoch", "recalled", "requested")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.committed: int | None = None
         self.requested: int | None = None
         self._open: deque[int] = deque()
-        self._finished: set[int] = set()
+        self._finished: dict[int, int] = {}  # with the timestamps of their records
         self._next: int | None = None
         self._abandoned = 0
+        self._noted = 0
+        self.recalled: ahead.Ahead | None = None
 
     def opened(self, offset: int) -> None:
         """Note that the record at `offset` was read. Offsets come in increasing order."""
         self._open.append(offset)
         self._next = offset + 1
 
-    def closed(self, offset: int) -> None:
-        """Note that the record at `offset` has its outcome, acknowledged."""
+    def closed(self, offset: int, stamp: int = 0) -> None:
+        """Note that the record at `offset` has its outcome, acknowledged. `stamp` is the record's timestamp."""
         waiting = self._open
         if waiting and waiting[0] == offset:
             waiting.popleft()
             finished = self._finished
             while finished and waiting and waiting[0] in finished:
-                finished.remove(waiting.popleft())
+                del finished[waiting.popleft()]
         else:
-            self._finished.add(offset)
+            self._finished[offset] = stamp
 
     def passed(self, offset: int) -> None:
         """Note that the consumer's position is `offset`, past markers or compacted records that it never saw."""
@@ -70,6 +75,47 @@ class Ledger:
         """Return the highest open or overtaking offset that is not in `waiting`, -1 if there is none."""
         return next((offset for offset in reversed(self._open) if offset not in waiting), -1)
 
+    def is_finished(self, record: Record) -> bool:
+        """Whether an earlier owner has finished this record, which was just read; what is in doubt is not."""
+        recalled = self.recalled
+        if recalled is None or record.offset < recalled.first:
+            return False
+        if not recalled.is_sure and record.offset == recalled.first and record.timestamp_ms == recalled.stamp:
+            recalled.is_sure = True
+        if not recalled.is_sure or record.offset > recalled.last:
+            self.recalled = None
+            return False
+        return record.offset in recalled.offsets
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something ahead of the watermark was finished since the last commit was asked for."""
+        return len(self._finished) != self._noted
+
+    def note(self) -> str | None:
+        """Return what is finished ahead of the watermark, as a commit's metadata; None where nothing is."""
+        if not self._finished:
+            return None
+        finished, first = self._finished, -1
+        found: list[int] = []
+        for offset in islice(self._open, 1, ahead.SPAN):
+            if offset in finished:
+                first = offset if first < 0 else first
+                found.append(offset)
+        if first < 0:
+            return None
+        if self.recalled is not None and self.recalled.is_sure and self._next is not None:
+            found += [offset for offset in self.recalled.offsets if offset >= self._next]
+        return ahead.write(self._open[0], first, finished[first], found)
+
+    def asked(self, mark: int) -> None:
+        """Note that a commit of `mark` is on its way, with what is finished ahead of it."""
+        self.requested, self._noted = mark, len(self._finished)
+
+    def refused(self) -> None:
+        """Note that the commit on its way failed."""
+        self.requested, self._noted = self.committed, -1
+
     def abandoned(self) -> None:
         """Note that one of the open records will not be finished here: it stays below no watermark."""
         self._abandoned += 1
@@ -86,6 +132,7 @@ class Offsets:
     def __init__(self) -> None:
         self._ledgers: dict[tuple[str, int], Ledger] = {}
         self._epoch = 0
+        self.skipped = 0
 
     def assigned(self, partitions: Iterable[Partition]) -> None:
         """Open a fresh ledger for each newly assigned partition."""
@@ -99,12 +146,19 @@ class Offsets:
             self._ledgers.pop(partition, None)
 
     def opened(self, record: Record) -> bool:
-        """Open a record's position and stamp it with its epoch; False if its partition is not assigned."""
+        """Open a record's position and stamp it with its epoch.
+
+        False if nothing is left to do for it: its partition is not assigned, or an earlier owner has finished it.
+        """
         ledger = self._ledgers.get((record.topic, record.partition))
         if ledger is None:
             return False
         record.epoch = ledger.epoch
         ledger.opened(record.offset)
+        if ledger.recalled is not None and ledger.is_finished(record):
+            ledger.closed(record.offset, record.timestamp_ms)
+            self.skipped += 1
+            return False
         return True
 
     def holds(self, record: Record) -> bool:
@@ -116,7 +170,12 @@ class Offsets:
         """Close a record's position, unless its partition belongs to somebody else by now."""
         ledger = self._ledgers.get((record.topic, record.partition))
         if ledger is not None and ledger.epoch == record.epoch:
-            ledger.closed(record.offset)
+            ledger.closed(record.offset, record.timestamp_ms)
+
+    def recall(self, partition: Partition, base: int, text: str) -> None:
+        """Take over what an earlier owner of a newly assigned partition had finished ahead of its commit at `base`."""
+        if (ledger := self._ledgers.get(partition)) is not None:
+            ledger.recalled = ahead.read(base, text)
 
     def highest_besides(self, partition: tuple[str, int], waiting: Container[int]) -> int:
         """Return the highest offset of a partition that was begun: open or answered, and not in `waiting`."""
@@ -134,8 +193,13 @@ class Offsets:
         if (ledger := self._ledgers.get(partition)) is not None:
             ledger.passed(offset)
 
-    def committable(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, int]:
-        """Return the watermarks that go beyond what was last asked to be committed."""
+    def committable(
+        self, partitions: Iterable[Partition] | None = None, *, with_news: bool = False
+    ) -> dict[Partition, int]:
+        """Return the watermarks that go beyond what was last asked to be committed.
+
+        `with_news` adds those that stand where they stood, with more finished ahead of them.
+        """
         chosen: Iterable[tuple[str, int]] = self._ledgers
         if partitions is not None:
             chosen = [partition for partition in partitions if partition in self._ledgers]
@@ -143,15 +207,20 @@ class Offsets:
         for partition in chosen:
             ledger = self._ledgers[partition]
             mark = ledger.watermark
-            if mark is not None and mark != ledger.requested:
+            if mark is not None and (mark != ledger.requested or (with_news and ledger.has_news)):
                 found[Partition(*partition)] = mark
         return found
+
+    def notes(self, partitions: Iterable[Partition]) -> dict[Partition, str]:
+        """Return what is finished ahead of the watermarks, for the partitions where something is."""
+        found = {partition: self._ledgers[partition].note() for partition in partitions if partition in self._ledgers}
+        return {partition: note for partition, note in found.items() if note is not None}
 
     def requested(self, marks: dict[Partition, int]) -> None:
         """Note that a commit of `marks` is on its way."""
         for partition, mark in marks.items():
             if (ledger := self._ledgers.get(partition)) is not None:
-                ledger.requested = mark
+                ledger.asked(mark)
 
     def committed(self, partition: Partition, mark: int) -> None:
         """Note that the broker has `mark`."""
@@ -161,7 +230,7 @@ class Offsets:
     def refused(self, partition: Partition) -> None:
         """Note that a commit failed: the next settle asks again."""
         if (ledger := self._ledgers.get(partition)) is not None:
-            ledger.requested = ledger.committed
+            ledger.refused()
 
     def __iter__(self) -> Iterator[tuple[Partition, Ledger]]:
         return ((Partition(*partition), ledger) for partition, ledger in self._ledgers.items())

@@ -2,23 +2,24 @@
 may be closed.
 
 What fails for want of a broker, a topic or a right is sent again with growing pauses, for as long as it takes: the
-worker is then not ready and commits nothing above it. What is too large is replaced, never retried for ever. The
-loop's thread owns it; delivery reports arrive inside `serve`.
+worker is then not ready and commits nothing above it, and where results keep an order the later ones wait behind it.
+What is too large is replaced, never retried for ever. The loop's thread owns it; delivery reports arrive in `serve`.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Outcome, Partition
+from forebay.stream.lines import Lines, has_letter
 from forebay.stream.results import Encoder
 from forebay.stream.verdicts import NO_SUCH_PARTITION, NO_SUCH_TOPIC, TOO_LARGE
 
@@ -45,7 +46,7 @@ class Outgoing(Protocol):
 
 
 class Outbox:
-    """Sends outcomes at least once.
+    """Sends outcomes at least once, each time in the order in which they come where `ordering` asks for that.
 
     `limits` maps topics to their largest message in bytes, where it is known.
     """
@@ -56,14 +57,19 @@ class Outbox:
         encoder: Encoder,
         dead_letter_topic: str,
         make_client: Callable[..., Any] = ck.Producer,
+        ordering: Literal["none", "partition", "key"] = "none",
     ) -> None:
         self._config = config
         self._make_client = make_client
         self._encoder = encoder
         self._dead_letter_topic = dead_letter_topic
         self._client: Any = None
+        self._lines = Lines(ordering)
         self._retries: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = count()
+        self._unsent: list[Outcome] = []
+        self._unsent_letters: dict[int, Callable[[int], None]] = {}
+        self._recalls = False
         self._pause = _FIRST_PAUSE
         self._grow_at = 0.0
         self._now = 0.0
@@ -94,14 +100,16 @@ class Outbox:
             headers = self._encoder.dead_letter(outcome)
             if headers is not None:
                 outcome.pending = 2
-                self.dead_letters.append(outcome.failure.code)
                 self._produce_dead_letter(outcome, headers, outcome.record.value)
-        self._produce(outcome)
+        if not self._lines.holds(outcome):
+            self._produce(outcome)
 
     def serve(self, now: float, wait: float = 0.0) -> list[Outcome]:
         """Handle delivery reports and due retries; return the outcomes that are acknowledged whole since last time."""
         self._now = now
         self._client.poll(wait)
+        if self._unsent or self._unsent_letters:
+            self._sort_unsent(())
         while self._retries and self._retries[0][0] <= now:
             heapq.heappop(self._retries)[2]()
         if self._fatal is not None:
@@ -115,8 +123,39 @@ class Outbox:
         return closed
 
     def forget(self, partitions: Iterable[Partition]) -> list[Outcome]:
-        """Return nothing: what was sent cannot be called back, and its acknowledgement still comes."""
-        return []
+        """Drop what has not been sent: the next owner of the partitions sends it. The rest is still acknowledged.
+
+        In an outage thousands of outcomes queue in the client; all of them would have a second one afterwards.
+        """
+        gone = set(partitions)
+        dropped = self._lines.forget(gone)
+        if self.unacknowledged > len(dropped):
+            self._recalls = True
+            self._client.purge(in_queue=True, in_flight=False)
+            self._client.poll(0)
+            dropped += self._sort_unsent(gone)
+        self.unacknowledged -= len(dropped)
+        return dropped
+
+    def _sort_unsent(self, gone: Collection[tuple[str, int]]) -> list[Outcome]:
+        """Return what a purge took back of partitions that are `gone`; send the rest again.
+
+        An outcome and its dead letter are dropped together or not at all.
+        """
+        unsent, letters, dropped = self._unsent, self._unsent_letters, []
+        self._unsent, self._unsent_letters = [], {}
+        for outcome in unsent:
+            is_whole = not has_letter(outcome) or id(outcome) in letters
+            if is_whole and (outcome.record.topic, outcome.record.partition) in gone:
+                dropped.append(outcome)
+                letters.pop(id(outcome), None)
+                if (line := self._lines.withdrawn(outcome)) is not None:
+                    self._again(partial(self._resume, line), "", _SPREAD)
+            else:
+                self._later(outcome, 0, "", _SPREAD)
+        for again in letters.values():
+            again(0)
+        return dropped
 
     def close(self) -> None:
         """Give up what is not acknowledged and drop the producer."""
@@ -139,7 +178,7 @@ class Outbox:
                 headers=outcome.headers,
             )
         except BufferError:
-            self._again(partial(self._produce, outcome, tries), "the producer's queue is full", 0.005)
+            self._later(outcome, tries, "the producer's queue is full", 0.005)
         except ck.KafkaException as error:
             self._refused(outcome, tries, error.args[0])
 
@@ -147,9 +186,10 @@ class Outbox:
         if error is not None:
             self._refused(outcome, tries, error)
             return
-        outcome.pending -= 1
-        if not outcome.pending:
-            self.closed.append(outcome)
+        self._acknowledged(outcome)
+        if self._lines:
+            for following, before in self._lines.acknowledged(outcome):
+                self._produce(following, before)
 
     def _refused(self, outcome: Outcome, tries: int, error: Any) -> None:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
@@ -163,10 +203,27 @@ class Outbox:
             self._produce(outcome)
         elif error.code() in TOO_LARGE:
             # A topic that takes less than a producer's batch refuses whole batches: alone the result may fit.
-            again = partial(self._produce, outcome, tries + 1)
-            self._again(again, "a batch is too large", _SPREAD * (len(self._retries) + 1))
+            self._later(outcome, tries + 1, "a batch is too large", _SPREAD * (len(self._retries) + 1), alone=True)
         elif error.code() != ck.KafkaError._PURGE_QUEUE:
-            self._again(partial(self._produce, outcome, tries + 1), f"{outcome.topic}: {error.str()}")
+            self._later(outcome, tries + 1, f"{outcome.topic}: {error.str()}")
+
+        elif self._recalls:
+            self._unsent.append(outcome)
+
+    def _later(
+        self, outcome: Outcome, tries: int, trouble: str, pause: float | None = None, *, alone: bool = False
+    ) -> None:
+        """Send an outcome again after a pause, in its place in its line."""
+        line = self._lines.refused(outcome, tries, alone=alone)
+        if line is not None:
+            self._again(partial(self._resume, line), trouble, pause)
+
+    def _resume(self, line: Hashable) -> None:
+        due, is_early = self._lines.resume(line)
+        for outcome, tries in due:
+            self._produce(outcome, tries)
+        if is_early:
+            self._again(partial(self._resume, line), "", _SPREAD)
 
     def _replace_too_large(self, outcome: Outcome, limit: int | None) -> None:
         """Put an error in the place of a result that the topic does not take."""
@@ -190,7 +247,6 @@ class Outbox:
         headers = self._encoder.dead_letter(outcome)
         if headers is not None:
             outcome.pending += 1
-            self.dead_letters.append(error.failure.code)
             self._produce_dead_letter(outcome, headers, outcome.record.value)
         self._produce(outcome)
 
@@ -213,6 +269,8 @@ class Outbox:
         self, outcome: Outcome, again: Callable[[int], None], tries: int, error: Any, message: Any
     ) -> None:
         if error is None:
+            assert outcome.failure is not None
+            self.dead_letters.append(outcome.failure.code)
             self._acknowledged(outcome)
         elif error.code() in TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1:
             headers = self._encoder.dead_letter(outcome) or []
@@ -220,6 +278,8 @@ class Outbox:
             self._produce_dead_letter(outcome, [*own, ("forebay-value-left-out", b"too large for this topic")], None)
         elif error.code() != ck.KafkaError._PURGE_QUEUE:
             self._again(partial(again, tries + 1), f"{self._dead_letter_topic}: {error.str()}")
+        elif self._recalls:
+            self._unsent_letters[id(outcome)] = again
 
     def _acknowledged(self, outcome: Outcome) -> None:
         outcome.pending -= 1

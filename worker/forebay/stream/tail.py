@@ -21,7 +21,15 @@ from forebay.stream.publish import QUIET
 from forebay.stream.reaching import complaint, metadata
 from forebay.stream.troubles import topic_missing
 
-Start = Literal["beginning", "end"] | int
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """A start so many records before the end of each partition."""
+
+    records: int
+
+
+Start = Literal["beginning", "end"] | int | Last
 """Where to start; a number is a Unix time in milliseconds."""
 
 REFRESH_SECONDS = 30.0
@@ -169,6 +177,9 @@ class Tail:
         """Replace `beginning`, `end` or a time by offsets; one request per broker, not one per partition."""
         if start == "beginning" or not found:
             return [TopicPartition(at.topic, at.partition, OFFSET_BEGINNING) for at in found]
+        if isinstance(start, Last):  # one that is no longer kept is past `auto.offset.reset`: the first that is
+            ends = self._positioned(found, "end", deadline)
+            return [TopicPartition(at.topic, at.partition, max(at.offset - start.records, 0)) for at in ends]
         when = _LATEST if start == "end" else int(start)
         asked = [TopicPartition(at.topic, at.partition, when) for at in found]
         while True:

@@ -14,7 +14,7 @@ import msgspec
 import simdjson
 
 from forebay.errors import RequestError
-from forebay.records import Code, Signature, TensorShape
+from forebay.records import Code, Signature, TensorShape, lane_of
 from forebay.stream.json_data import from_json, refuse
 
 ITEM_BYTES = {
@@ -235,17 +235,8 @@ class Shape:
         return layout
 
     def _lane(self, shapes: tuple[tuple[int, ...], ...]) -> Hashable:
-        """Requests share a lane where their shapes agree in every dimension that may not be padded."""
-        if self._prepares:
-            return self.model
-        dims = [
-            tuple(
-                -1 if spec.pad is not None and want == -1 else dim
-                for dim, want in zip(shape[1:], spec.shape[1:], strict=True)
-            )
-            for spec, shape in zip(self._inputs, shapes, strict=True)
-        ]
-        return (self.model, *dims)
+        """A request whose `prepare` has not run has no shape yet, so all of them share a lane."""
+        return self.model if self._prepares else lane_of(self.model, self._inputs, shapes)
 
 
 def size_of(content: Sequence[Any]) -> int:

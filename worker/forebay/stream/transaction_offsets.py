@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import confluent_kafka as ck
 
+from forebay import failpoints
 from forebay.records import Partition
 from forebay.stream.committer import Answer
 from forebay.stream.offsets import Offsets
@@ -47,8 +48,12 @@ class TransactionalCommitter:
                     answers.append((behind, {}))
         return answers
 
+    def recall(self, partitions: list[Partition]) -> None:
+        """Do nothing: outcomes leave in order, so nothing is finished ahead of the committed offset."""
+
     def leave(self, partitions: Iterable[Partition]) -> None:
         """Do nothing: what is finished was committed with its outcomes."""
+        failpoints.hit("during_revoke")
 
     def _note(self, marks: dict[Partition, int]) -> None:
         self._offsets.requested(marks)

@@ -15,6 +15,7 @@ from typing import Any
 
 import confluent_kafka as ck
 
+from forebay import failpoints
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Outcome, Partition
 from forebay.stream.results import Encoder
@@ -159,9 +160,12 @@ class TransactionalOutbox:
             self._produce(outcome)
             record = outcome.record
             marks[record.topic, record.partition] = record.offset + 1
+        failpoints.hit("in_transaction")
         offsets = [ck.TopicPartition(topic, partition, mark) for (topic, partition), mark in marks.items()]
         client.send_offsets_to_transaction(offsets, self._group_metadata(), self._timeout)
+        failpoints.hit("before_transaction_commit")
         client.commit_transaction(self._timeout)
+        failpoints.hit("after_transaction_commit")
 
     def _produce(self, outcome: Outcome) -> None:
         key, partition = outcome.id.encode(), -1 if outcome.partition is None else outcome.partition

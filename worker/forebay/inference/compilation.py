@@ -1,0 +1,82 @@
+"""torch.compile in front of a model's forward, so that nothing runs uncompiled without being counted. Imports torch.
+
+torch falls back to eager for good, with one warning, once a function has more variants than a limit. Here the limit is
+an error; and when the warm-up is over, a shape that needs another variant runs eagerly that once and is counted, since
+compiling it would hold the replica up for longer than a hang may last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forebay.errors import ConfigError, ModelError
+from forebay.inference.messages import Start
+
+_SPARE = 8
+_WOULD_RECOMPILE = "torch.compile stance is 'fail_on_recompile'"
+
+
+class Compiled:
+    """A forward that is compiled for the shapes of the warm-up. `fallbacks` counts the calls that ran eagerly."""
+
+    def __init__(self, forward: Callable[..., Any], start: Start) -> None:
+        if start.compile != "inductor":
+            raise ConfigError(f"inference.compile {start.compile!r} is not supported; use none or inductor")
+        self._eager = forward
+        self._variants = variants(start)
+        _raise_the_limits(self._variants)
+        self._compiled = _compile(forward, self._variants)
+        self.fallbacks = 0
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Run the compiled forward, or the eager one where no variant fits."""
+        try:
+            return self._compiled(**inputs)
+        except RuntimeError as error:
+            if _WOULD_RECOMPILE not in str(error):
+                raise
+        self.fallbacks += 1
+        return self._eager(**inputs)
+
+    def freeze(self) -> None:
+        """Compile nothing any more, in no thread of this process: the warm-up is over."""
+        torch.compiler.set_stance("fail_on_recompile")
+
+
+def variants(start: Start) -> int:
+    """Return how many variants the warm-up may need: one per size and bucket, and a few for what else differs."""
+    sizes = len(start.sizes) or start.max_batch_size.bit_length() + 1
+    return sizes * max(len(start.buckets), 1) + _SPARE
+
+
+def thaw() -> None:
+    """Allow compiling again: a model begins its warm-up."""
+    torch.compiler.set_stance("default")
+
+
+def check(error: Exception) -> ModelError | None:
+    """Return what a failure to compile means for the start, None where the error is another one."""
+    module = type(error).__module__
+    if not module.startswith(("torch._dynamo", "torch._inductor")):
+        return None
+    said = " ".join(str(error).split())[:300]
+    return ModelError(f"inference.compile inductor cannot compile the model: {said}; set inference.compile to none")
+
+
+def _raise_the_limits(count: int) -> None:
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, count)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 16 * count)
+    config.fail_on_recompile_limit_hit = True
+    config.suppress_errors = False
+
+
+def _compile(forward: Callable[..., Any], count: int) -> Callable[..., Any]:
+    compiling: Any = torch.compile
+    try:
+        return compiling(forward, recompile_limit=count, isolate_recompiles=True)  # type: ignore[no-any-return]
+    except TypeError:  # torch before 2.13 has one limit for all
+        return compiling(forward)  # type: ignore[no-any-return]

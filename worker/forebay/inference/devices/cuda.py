@@ -1,0 +1,116 @@
+"""CUDA behind an accelerator: page-locked slots, the allocator's budget and its figures. Imports torch; needs a GPU."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+_TF32_TOLERANCE = 5e-3
+
+
+class CudaBackend:
+    """One CUDA device. `memory_fraction` bounds what this process may allocate on it."""
+
+    def __init__(self, device: torch.device, memory_fraction: float | None = None) -> None:
+        torch.cuda.set_device(device)
+        if memory_fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(float(memory_fraction), device)
+        self.device = device
+        self.name = torch.cuda.get_device_name(device)
+        self._pinned = False
+        self._base = 0
+        self._process_bytes = _nvml_process_bytes(device)
+
+    def stream(self) -> Any:
+        """Return a new stream."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def event(self) -> Any:
+        """Return a new event; a thread that waits for it sleeps instead of spinning."""
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Make `stream` the current one of this thread."""
+        return torch.cuda.stream(stream)
+
+    def computing(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return nothing more to enter: kernels go to the current stream."""
+        return nullcontext()
+
+    def pin(self, memory: mmap.mmap) -> str | None:
+        """Page-lock the staging memory."""
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        code = torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)  # type: ignore[no-untyped-call]
+        self._pinned = int(code) == 0
+        return None if self._pinned else f"staging memory is not page-locked (cudaHostRegister gave {int(code)})"
+
+    def settle(self) -> None:
+        """Wait for every stream."""
+        torch.cuda.synchronize(self.device)
+
+    def fetch(self, staged: torch.Tensor) -> torch.Tensor:
+        """Allocate on the current stream and begin the copy; the slot stays as it is until the batch is done."""
+        return staged.to(self.device, non_blocking=self._pinned)
+
+    def store(self, result: torch.Tensor, place: torch.Tensor) -> None:
+        """Begin the copy to the slot."""
+        place.copy_(result, non_blocking=self._pinned)
+
+    def empty_cache(self) -> None:
+        """Give cached blocks back to the driver."""
+        torch.cuda.empty_cache()
+
+    def reset_peak(self) -> None:
+        """Begin to measure above what is allocated now."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._base = torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        """Return the most bytes above what was allocated at `reset_peak`."""
+        return max(torch.cuda.max_memory_allocated(self.device) - self._base, 0)
+
+    def tolerance(self, precision: str) -> float:
+        """Return what batching may change: TF32, which cuDNN uses unless it is told not to, keeps ten bits."""
+        if precision != "fp32":
+            return 1e-2
+        uses_tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        return _TF32_TOLERANCE if uses_tf32 else 1e-5
+
+    def memory(self) -> dict[str, int]:
+        """Return the allocator's, the device's and, through NVML where nvidia-ml-py is there, the process's bytes."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        found = {
+            "allocated": torch.cuda.memory_allocated(self.device),
+            "reserved": torch.cuda.memory_reserved(self.device),
+            "device_used": total - free,
+            "device_total": total,
+        }
+        process = self._process_bytes()
+        return found if process is None else {**found, "device_process": process}
+
+
+def _nvml_process_bytes(device: torch.device) -> Callable[[], int | None]:
+    """Return a function that says what this process takes of the device, contexts included; None where nobody knows."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+    except Exception:  # not installed, no driver library, MIG: the metric is simply not there
+        return lambda: None
+
+    def ask() -> int | None:
+        try:
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except pynvml.NVMLError:
+            return None
+        used = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
+        return used[0] if used else None
+
+    return ask

@@ -1,0 +1,71 @@
+"""A rehearsal: batches through every staging slot before the first real one, so that no request pays for what is new.
+
+Runs in the replica at the end of its start. The first touch of a page and the first pass through a piece of code cost
+more than a small model's forward. What comes of these batches is dropped. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from forebay.inference.messages import Placed, Run, Start
+from forebay.inference.model import Model
+from forebay.inference.runner import Runner
+from forebay.inference.samples import given_input, one_row, repeated, zeros
+from forebay.inference.slots import Slot
+from forebay.inference.staging import join_elements
+
+_TURNS = 3
+
+
+def rehearse(runner: Runner, model: Model, start: Start) -> None:
+    """Run batches of the largest size that the slots hold, one slot after the other."""
+    specs = runner.specs
+    given = model.example() if not start.takes_prepared else None
+    row = _raw_row(specs, given)
+    rows = max(min(start.max_batch_size, start.input_bytes // max(_size(row), 1)), 1)
+    for turn in range(_TURNS * start.slots):
+        job = _stage(runner, start, repeated(row, rows), rows, turn % start.slots)
+        if job is not None:
+            runner.run(job)
+
+
+def _raw_row(specs: list[Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if given is None:
+        return {spec.name: zeros(spec) for spec in specs}
+    inputs = {spec.name: given_input(spec, given) for spec in specs}
+    return one_row(inputs, min(len(value) for value in inputs.values()), 0)
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    """Return the bytes of a row in a slot, with what alignment may add."""
+    return sum(
+        64 + (value.nbytes if isinstance(value, torch.Tensor) else sum(len(part) + 4 for part in value))
+        for value in row.values()
+    )
+
+
+def _stage(runner: Runner, start: Start, inputs: Mapping[str, Any], rows: int, number: int) -> Run | None:
+    """Write a batch into a slot as the loop would; None where it does not fit."""
+    slot = Slot(runner.memory, number * start.slot_bytes, 0, start.input_bytes)
+    placed: list[Placed] = []
+    shapes: list[list[int]] = []
+    for spec in runner.specs:
+        value = inputs[spec.name]
+        if isinstance(value, torch.Tensor):
+            if value.nbytes > slot.room - 64:
+                return None
+            place, view = slot.place(spec, list(value.shape), 0)
+            view.copy_(value)
+            shapes.append([1, *value.shape[1:]])
+        else:
+            raw = join_elements(value)
+            if len(raw) > slot.room - 64:
+                return None
+            place = slot.write(raw, len(value), 0)
+            shapes.append([len(value) // rows])
+        placed.append(place)
+    return Run(0, number, rows, [], placed, [shapes] * rows if runner.prepares else [])

@@ -1,0 +1,186 @@
+"""Rows to try a model with: its own example, or harmless numbers; distinct ones for the self-check. Imports torch.
+
+Runs in the replica before it is ready. Integers without an example are zeros and ones: they may index a table, and an
+index too large takes a CUDA device down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from forebay.errors import ModelError
+from forebay.inference.declared import TORCH
+from forebay.inference.groups import Inputs, rows_of
+from forebay.inference.loading import where
+from forebay.inference.model import Model, TensorSpec
+
+_VARIABLE = 16
+"""Length of a dimension that varies, where no example says one."""
+
+
+def example_rows(model: Model, given: Mapping[str, Any] | None = None) -> tuple[Inputs, int] | None:
+    """Return what forward takes for the rows of the model's `example()`, and their number; None where it gives none.
+
+    `given` is what `example()` has returned before, so that it is not asked again.
+
+    Raises ModelError where the example or its preparation fails.
+    """
+    specs = list(model.prepared or model.inputs)
+    try:
+        given = model.example() if given is None else given
+        if given is None:
+            return None
+        if model.prepared:
+            inputs = {spec.name: given_input(spec, given) for spec in model.inputs}
+            returned = getattr(model, "prepare")(**inputs)  # noqa: B009
+            given = returned if isinstance(returned, Mapping) else {specs[0].name: returned}
+        found = {spec.name: given_input(spec, given) for spec in specs}
+        rows = min(len(value) for value in found.values())
+        if not rows:
+            raise ValueError("it has no row")
+        return found, rows
+    except Exception as error:
+        raise ModelError(f"{type(model).__name__}.example() failed: {where(error)}") from error
+
+
+def first_row(model: Model, given: Mapping[str, Any] | None = None) -> Inputs:
+    """Return one row of every tensor that forward takes: of the example, else zeros."""
+    found = example_rows(model, given)
+    if found is None:
+        return {spec.name: zeros(spec) for spec in model.prepared or model.inputs}
+    return one_row(*found, 0)
+
+
+def one_row(inputs: Inputs, rows: int, index: int) -> Inputs:
+    """Return one of several rows."""
+    return {name: rows_of(value, index, index + 1, rows) for name, value in inputs.items()}
+
+
+def given_input(spec: TensorSpec, given: Mapping[str, Any]) -> Any:
+    """Return one input of what `example()` gave, as the model would get it."""
+    if spec.name not in given:
+        raise ValueError(f"it has no {spec.name!r}")
+    value = given[spec.name]
+    if spec.datatype == "BYTES":
+        return [value] if isinstance(value, bytes) else list(value)
+    return torch.as_tensor(value).to(TORCH[spec.datatype])
+
+
+def repeated(row: Inputs, rows: int) -> Inputs:
+    """Return a batch of copies of one row."""
+    return {
+        name: value * rows if isinstance(value, list) else value.repeat(rows, *[1] * (value.dim() - 1))
+        for name, value in row.items()
+    }
+
+
+def ragged_specs(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the tensors that may be padded."""
+    return [spec for spec in specs if spec.pad is not None]
+
+
+def with_lengths(specs: Sequence[TensorSpec], row: Inputs, length: int) -> Inputs:
+    """Return a row whose ragged dimensions have `length`: cut, or continued with what it has from its start."""
+    changed = dict(row)
+    for spec in ragged_specs(specs):
+        value = row[spec.name]
+        for axis, dim in enumerate(spec.shape):
+            if axis and dim == -1 and value.shape[axis]:
+                value = value.index_select(axis, torch.arange(length) % value.shape[axis])
+        changed[spec.name] = value
+    return changed
+
+
+def padded_to(specs: Sequence[TensorSpec], row: Inputs, longest: Mapping[str, Sequence[int]]) -> Inputs:
+    """Return a row whose ragged tensors are filled up with their pad value to the dimensions in `longest`."""
+    changed = dict(row)
+    for spec in ragged_specs(specs):
+        value = row[spec.name]
+        dims = [len(value), *longest[spec.name]]
+        filled = torch.full(dims, spec.pad or 0, dtype=value.dtype)
+        filled[tuple(slice(0, dim) for dim in value.shape)] = value
+        changed[spec.name] = filled
+    return changed
+
+
+def collated(specs: Sequence[TensorSpec], rows: Sequence[Inputs]) -> Inputs:
+    """Return rows as one batch, ragged ones padded to the longest."""
+    longest = {
+        spec.name: [max(dims) for dims in zip(*[row[spec.name].shape[1:] for row in rows], strict=True)]
+        for spec in ragged_specs(specs)
+    }
+    padded = [padded_to(specs, row, longest) for row in rows]
+    return {
+        spec.name: [element for row in padded for element in row[spec.name]]
+        if spec.datatype == "BYTES"
+        else torch.cat([row[spec.name] for row in padded])
+        for spec in specs
+    }
+
+
+def distinct_rows(model: Model, count: int) -> list[Inputs]:
+    """Return rows that differ as far as that is safe: in their numbers, and in their lengths where they may."""
+    specs = list(model.prepared or model.inputs)
+    dice = torch.Generator().manual_seed(0)
+    found = example_rows(model)
+    if found is None:
+        rows = [{spec.name: _harmless(spec, dice) for spec in specs} for _ in range(count)]
+    else:
+        inputs, given = found
+        rows = [one_row(inputs, given, index % given) for index in range(count)]
+        rows[given:] = [
+            {name: _varied(value, index, dice) for name, value in row.items()}
+            for index, row in enumerate(rows[given:], 1)
+        ]
+    return [_shortened(specs, row, index, count) for index, row in enumerate(rows)]
+
+
+def _varied(value: Any, index: int, dice: torch.Generator) -> Any:
+    """Return a row with the same numbers in another order, smaller ones where they are fractions; text as it is."""
+    if isinstance(value, list):
+        return value
+    mixed = value.reshape(-1)[torch.randperm(value.numel(), generator=dice)].reshape(value.shape)
+    return mixed * (1 - 0.5 ** (index + 1)) if mixed.is_floating_point() else mixed
+
+
+def _shortened(specs: Sequence[TensorSpec], row: Inputs, index: int, count: int) -> Inputs:
+    """Cut a row's ragged tensors: the first stays whole, the last keeps more than half."""
+    lengths = {
+        row[spec.name].shape[axis]
+        for spec in ragged_specs(specs)
+        for axis, dim in enumerate(spec.shape)
+        if axis and dim == -1
+    }
+    if len(lengths) != 1:
+        return row
+    (length,) = lengths
+    return with_lengths(specs, row, max(length - length * index // (2 * count), 1))
+
+
+def _dims(spec: TensorSpec) -> list[int]:
+    return [_VARIABLE if dim == -1 else dim for dim in list(spec.shape)[1:]]
+
+
+def zeros(spec: TensorSpec) -> Any:
+    """Return a row of zeros or of empty texts."""
+    dims = _dims(spec)
+    if spec.datatype == "BYTES":
+        count = 1
+        for dim in dims:
+            count *= dim
+        return [b""] * count
+    return torch.zeros([1, *dims], dtype=TORCH[spec.datatype])
+
+
+def _harmless(spec: TensorSpec, dice: torch.Generator) -> Any:
+    if spec.datatype == "BYTES":
+        return zeros(spec)
+    dims, dtype = [1, *_dims(spec)], TORCH[spec.datatype]
+    if dtype.is_floating_point:
+        return torch.rand(dims, generator=dice).to(dtype)
+    if spec.pad is not None:  # what is padding must differ from what is not
+        return torch.full(dims, 1 if spec.pad != 1 else 0).to(dtype)
+    return torch.randint(0, 2, dims, generator=dice).to(dtype)

@@ -1,0 +1,231 @@
+"""The self-check at the start: does a row get the same outputs alone, in a batch, padded, and from several threads?
+
+A model whose rows influence each other, or that counts its padding in, would answer a request by who came along with
+it; such a model is refused before the worker joins its group. Runs in the replica, on its own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.errors import ModelError
+from forebay.inference.agreement import difference, tolerance_of
+from forebay.inference.devices import is_sticky
+from forebay.inference.groups import Inputs, rows_of
+from forebay.inference.loading import where
+from forebay.inference.messages import Start
+from forebay.inference.model import Model
+from forebay.inference.runner import Runner
+from forebay.inference.samples import (
+    collated,
+    distinct_rows,
+    example_rows,
+    first_row,
+    padded_to,
+    ragged_specs,
+)
+from forebay.inference.state import changed, state_of
+
+_ROWS = 4
+_THREADS = 4
+_TURNS = 3
+_ANY_BUCKET = 1 << 62
+_OFF = "or set inference.self_check to false if that is meant"
+
+
+@dataclass(slots=True)
+class SelfCheck:
+    """What was found. `difference` is the largest between a row's outputs, relative to the largest output.
+
+    `compared` says whether there is one: nothing could be compared without rows, or with one row at a time.
+    """
+
+    difference: float = 0.0
+    compared: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def self_check(runner: Runner, model: Model, start: Start, tolerance: float) -> SelfCheck:
+    """Compare the outputs of a few rows.
+
+    Raises ModelError, with the mend, for a model that no batch may be made for. One that gives other outputs for the
+    same batch is no such model: dropout may be meant. It is only noted.
+    """
+    found = SelfCheck()
+    try:
+        rows = _usable_rows(runner, model, min(_ROWS, runner.memory_caps.rows(_ANY_BUCKET)), found)
+        if rows is not None:
+            _compare(_Checker(runner, model, max(tolerance, tolerance_of(model)), found), rows, model, start)
+    except ModelError:
+        raise
+    except Exception as error:
+        if is_sticky(error):
+            raise
+        name = type(model).__name__
+        raise ModelError(f"{name} failed its self-check: {where(error)}; mend forward(), {_OFF}") from error
+    return found
+
+
+def _compare(checker: _Checker, rows: list[Inputs], model: Model, start: Start) -> None:
+    before = state_of(model)
+    is_random = checker.is_random(rows)
+    if start.sharing > 1 and (name := changed(before, state_of(model))):
+        raise ModelError(
+            f"{type(model).__name__} keeps state between its calls ({name} changes), so {start.sharing} threads "
+            "cannot share it; set inference.executor to process, or inference.replicas to 1"
+        )
+    if is_random:
+        return
+    checker.compare_padded(rows[0], start)
+    checker.compare_batch(rows)
+    if start.sharing > 1:
+        checker.compare_threads(rows)
+
+
+def _usable_rows(runner: Runner, model: Model, count: int, found: SelfCheck) -> list[Inputs] | None:
+    """Return rows that the model runs alone without an error."""
+    specs = list(model.prepared or model.inputs)
+    has_example = example_rows(model) is not None
+    if not has_example and any(spec.datatype == "BYTES" for spec in specs):
+        found.notes.append("no self-check: a model with BYTES inputs needs example() for it")
+        return None
+    rows = distinct_rows(model, count)
+    try:
+        for row in rows:
+            runner.trial(row, 1)
+    except Exception as error:
+        if is_sticky(error):
+            raise
+        found.notes.append(
+            f"the self-check repeats one row, since the model refused others ({where(error)}); let example() return "
+            "several rows"
+        )
+        return [first_row(model)] * count
+    return rows
+
+
+class _Checker:
+    """Compares outputs and keeps the largest difference."""
+
+    def __init__(self, runner: Runner, model: Model, tolerance: float, found: SelfCheck) -> None:
+        self._runner = runner
+        self._name = type(model).__name__
+        self._specs = list(model.prepared or model.inputs)
+        self._outputs = list(model.outputs)
+        self._tolerance = tolerance
+        self._found = found
+
+    def _apart(self, one: list[Any], other: list[Any]) -> float:
+        return difference(self._outputs, one, other, self._tolerance)
+
+    def is_random(self, rows: list[Inputs]) -> bool:
+        """Whether the same batch gives other outputs the second time."""
+        batch = collated(self._specs, rows)
+        first, again = (self._runner.trial(batch, len(rows)) for _ in range(2))
+        worst = self._apart(first, again)
+        self._found.compared = True
+        self._found.difference = worst
+        if worst <= self._tolerance:
+            return False
+        self._found.notes.append(
+            f"not deterministic: the same batch gave outputs that differ by {worst:.2g}, so the self-check compared "
+            "nothing else"
+        )
+        return True
+
+    def compare_padded(self, row: Inputs, start: Start) -> None:
+        """Compare a row alone with the same row and padding."""
+        ragged = ragged_specs(self._specs)
+        if not ragged:
+            return
+        alone = self._runner.trial(row, 1)
+        longest = {
+            spec.name: [
+                max([2 * dim, *start.buckets]) if want == -1 else dim
+                for dim, want in zip(row[spec.name].shape[1:], list(spec.shape)[1:], strict=True)
+            ]
+            for spec in ragged
+        }
+        try:
+            padded = self._runner.trial(padded_to(self._specs, row, longest), 1)
+        except Exception as error:
+            if is_sticky(error):
+                raise
+            self._found.notes.append(f"no self-check of padding: the model refused a longer row ({where(error)})")
+            return
+        names = ", ".join(f"{spec.name} where it is {spec.pad:g}" for spec in ragged)
+        self._judge(
+            self._apart(alone, padded),
+            "gives a row other outputs when it is padded",
+            f"mask {names}, or declare no pad, so that only rows of one length share a batch",
+        )
+
+    def compare_batch(self, rows: list[Inputs]) -> None:
+        """Compare every row alone with the same row beside the others."""
+        if len(rows) < 2:
+            return
+        together = self._runner.trial(collated(self._specs, rows), len(rows))
+        worst = 0.0
+        for index, row in enumerate(rows):
+            mine = [rows_of(value, index, index + 1, len(rows)) for value in together]
+            worst = max(worst, self._apart(self._runner.trial(row, 1), mine))
+        self._judge(
+            worst,
+            f"gives a row other outputs in a batch of {len(rows)} than alone: its rows influence each other",
+            "compute every row from itself alone (no mean or normalisation over dimension 0), or set "
+            "batch.max_batch_size to 1",
+        )
+
+    def compare_threads(self, rows: list[Inputs]) -> None:
+        """Compare what several threads get for different batches at the same time with what one gets alone."""
+        batches = [collated(self._specs, rows[turn:] + rows[:turn]) for turn in range(len(rows))]
+        expected = [self._runner.trial(batch, len(rows)) for batch in batches]
+        differences, errors = _at_once(
+            lambda number: max(
+                self._apart(
+                    expected[number % len(batches)], self._runner.trial(batches[number % len(batches)], len(rows))
+                )
+                for _ in range(_TURNS)
+            )
+        )
+        if errors:
+            raise ModelError(
+                f"{self._name} fails when {_THREADS} threads run it ({errors[0]}); set inference.executor to process"
+            )
+        self._judge(
+            max(differences),
+            f"gives other outputs when {_THREADS} threads run it: it keeps state between its calls",
+            "set inference.executor to process",
+        )
+
+    def _judge(self, worst: float, what: str, mend: str) -> None:
+        self._found.difference = max(self._found.difference, worst)
+        if worst > self._tolerance:
+            raise ModelError(
+                f"{self._name} {what} (they differ by {worst:.2g} of the largest, {self._tolerance:g} is tolerated); "
+                f"{mend}, {_OFF}"
+            )
+
+
+def _at_once(work: Callable[[int], float]) -> tuple[list[float], list[str]]:
+    """Run `work` in several threads that begin together; return what they gave and what they raised."""
+    barrier = threading.Barrier(_THREADS)
+    given: list[float] = []
+    raised: list[str] = []
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            given.append(work(number))
+        except Exception as error:
+            raised.append(where(error))
+
+    threads = [threading.Thread(target=run, args=(number,), name="forebay-self-check") for number in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return given, raised
