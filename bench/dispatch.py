@@ -1,9 +1,9 @@
 """Static, linger and eager over a range of loads, on a real Kafka: `python bench/dispatch.py --plot FILE`.
 
 A model that takes 20 ms and 1 ms for each row, at most 32 rows, is asked at random times whatever comes back (an open
-loop), by the same sequence for each mode. A latency counts from when a request should have left to when its result was
-read from Kafka. Beside it: how busy the replica was, what a full backlog ran at, and what `forebay plan` foretells for
-the same arrivals. `eager, bound early` is eager without late binding. `--json` prints the figures for programs.
+loop). A latency counts from when a request should have left to when its result was read from Kafka. Beside it: how busy
+the replica was, what a full backlog ran at, and what `forebay plan` foretells for the same arrivals. `eager, bound
+early` is eager without late binding. `--rounds` repeats each load; `--json` prints the figures for programs.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def draw(found: Sequence[Measured], path: Path) -> None:
     plain = plt.FuncFormatter(lambda value, _: f"{value:g}")
     latency.yaxis.set_major_formatter(plain)
     latency.yaxis.set_minor_formatter(plt.FuncFormatter(lambda value, _: f"{value:g}" if str(value)[0] in "25" else ""))
-    latency.legend(frameon=False, loc="upper right")
+    latency.legend(frameon=False, loc="upper center", ncols=len(found))
     latency.set_title(
         f"A model of {FIXED_MS:g} ms + {ROW_MS:g} ms per row, up to {LARGEST} rows; linger waits {WAIT_MS:g} ms",
         loc="left",

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.records import Partition, Record
@@ -48,6 +48,7 @@ def commit(offsets: Offsets) -> tuple[int, str | None]:
 # ---------------------------------------------------------------------- the text
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**40), st.sets(st.integers(1, 3_000), min_size=1), st.integers(-1, 2**42))
 def test_a_text_says_what_was_written(base: int, gaps: set[int], stamp: int) -> None:
     offsets = {base + gap for gap in gaps}
@@ -190,6 +191,7 @@ def test_news_whose_commit_was_refused_are_committable_again() -> None:
     assert offsets.committable(with_news=True) == {P0: 0}
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_over_any_number_of_owners_nothing_is_skipped_that_has_no_outcome(data: st.DataObject) -> None:
     """Each owner reads on from the last commit, finishes what it likes in any order, commits now and then and dies."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import confluent_kafka as ck
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.records import Code, Failure, Outcome, Partition
@@ -242,6 +242,7 @@ def test_a_line_whose_first_was_withdrawn_goes_on() -> None:
     assert scene.outbox.unacknowledged == 0
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_whatever_is_refused_the_order_of_each_line_is_kept_and_nothing_is_lost(data: st.DataObject) -> None:
     """A broker that refuses one, refuses all that were sent together with it, as it does for want of a right.

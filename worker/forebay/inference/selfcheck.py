@@ -13,8 +13,9 @@ from typing import Any
 
 from forebay.errors import ModelError
 from forebay.inference.agreement import difference, tolerance_of
-from forebay.inference.devices import is_sticky
+from forebay.inference.devices import is_sticky, open_device
 from forebay.inference.groups import Inputs, rows_of
+from forebay.inference.launching import Launcher
 from forebay.inference.loading import where
 from forebay.inference.messages import Start
 from forebay.inference.model import Model
@@ -82,7 +83,7 @@ def _compare(checker: _Checker, rows: list[Inputs], model: Model, start: Start) 
     checker.compare_padded(rows[0], start)
     checker.compare_batch(rows)
     if start.sharing > 1:
-        checker.compare_threads(rows)
+        checker.compare_threads(rows, start)
 
 
 def _usable_rows(runner: Runner, model: Model, count: int, found: SelfCheck) -> list[Inputs] | None:
@@ -179,14 +180,19 @@ class _Checker:
             "batch.max_batch_size to 1",
         )
 
-    def compare_threads(self, rows: list[Inputs]) -> None:
-        """Compare what several threads get for different batches at the same time with what one gets alone."""
+    def compare_threads(self, rows: list[Inputs], start: Start) -> None:
+        """Compare what several threads get for different batches at the same time with what one gets alone.
+
+        Each has the device to itself, with streams of its own, as the replicas have: only the model is shared.
+        """
+        caps, forward = self._runner.memory_caps, self._runner.forward
+        launchers = [Launcher(open_device(start.device), forward, self._outputs, caps) for _ in range(_THREADS)]
         batches = [collated(self._specs, rows[turn:] + rows[:turn]) for turn in range(len(rows))]
         expected = [self._runner.trial(batch, len(rows)) for batch in batches]
         differences, errors = _at_once(
             lambda number: max(
                 self._apart(
-                    expected[number % len(batches)], self._runner.trial(batches[number % len(batches)], len(rows))
+                    expected[number % len(batches)], launchers[number].trial(batches[number % len(batches)], len(rows))
                 )
                 for _ in range(_TURNS)
             )
