@@ -333,6 +333,43 @@ def test_s11_a_batch_is_no_larger_than_the_deadline_of_its_head_allows() -> None
     assert found.requests == 22
 
 
+@pytest.mark.parametrize(("rate", "share"), [(6000, 1.0), (7000, 0.95), (9000, 0.9), (12_000, 0.75)])
+def test_s11_deadlines_under_overload_do_not_shrink_the_batches(rate: float, share: float) -> None:
+    """To save the most urgent request by smaller batches served a quarter of what was possible at 7,000 a second."""
+    arrivals = [Arrival(one.at, deadline=one.at + 50 * MS) for one in poisson(rate, 10_000)]
+    found = simulate(arrivals, Policy(Bounds(32, WIDE)), Machine(service, known={0: KNOWN[:6]}, queue=256))
+    possible = min(len(arrivals), int(32 / service(0, 32) * arrivals[-1].at))
+    assert len(found.latencies) >= share * possible
+    assert found.quantile(1.0) <= 50.1 * MS
+    assert len(found.latencies) + found.expired == len(arrivals)
+
+
+def test_s11_who_is_shed_for_others_is_answered_at_once() -> None:
+    found = batcher()
+    for number in range(8):
+        found.add(request(f"urgent-{number}", deadline=2.5 * MS))
+    for number in range(64):
+        found.add(request(f"other-{number}", deadline=8.4 * MS))
+    batch = cut(found, 0.0)
+    shed = found.expire(0.0)
+    assert batch.reason is Reason.DEADLINE
+    assert batch.rows > 5
+    assert {one.id.split("-")[0] for one in shed} == {"urgent"}
+    assert len(shed) + batch.rows + found.requests == 72
+    assert found.next_due(0.0) is not None
+
+
+def test_s11_who_is_shed_is_given_back_with_its_partition() -> None:
+    found = batcher()
+    for number in range(8):
+        found.add(request(f"urgent-{number}", deadline=2.5 * MS, partition=1))
+    for number in range(64):
+        found.add(request(f"other-{number}", deadline=8.4 * MS))
+    cut(found, 0.0)
+    assert len(found.drop(lambda one: one.record.partition == 1)) == 8
+    assert found.expire(0.0) == []
+
+
 # ---------------------------------------------------------------------- S22 to S24
 
 

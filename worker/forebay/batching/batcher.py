@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from itertools import count
 
-from forebay.batching import merging
+from forebay.batching import merging, overload
 from forebay.batching.caps import Caps
 from forebay.batching.curve import Curve
 from forebay.batching.deadlines import Deadlines
@@ -19,7 +19,7 @@ from forebay.batching.flows import Accounts
 from forebay.batching.lanes import Lane, Turn
 from forebay.batching.padding import Axes, bucket_of, padded_rows, rows_to_run
 from forebay.batching.policy import Policy
-from forebay.batching.sizes import Bounds, volume
+from forebay.batching.sizes import Bounds, volume, weigher
 from forebay.records import Batch, Reason, Request
 
 NEVER = float("inf")
@@ -42,12 +42,15 @@ class Batcher:
         self._accounts = Accounts()
         self._deadlines = Deadlines(self._needs)
         self._dated = False
+        self._shed: list[Request] = []
         self._lead = 0.0
-        self._weigh = None if policy.bounds.cost is None else _weigher(policy.bounds)
+        self._weigh = None if policy.bounds.cost is None else weigher(policy.bounds)
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests that wait, in no particular order."""
-        return (request for lane in self._lanes.values() for request in lane)
+        yield from self._shed
+        for lane in self._lanes.values():
+            yield from lane
 
     def add(self, request: Request) -> None:
         """Let a request wait."""
@@ -77,19 +80,20 @@ class Batcher:
         reason = self._ripe(lane, now, free_at, draining=draining, more=more)
         if reason is None:
             return None
-        waited = sum([one.rows for one in self._lanes.values()])
         requests, bound = lane.take(self._bounds(lane.bucket), self._turn(lane, now))
         bucket = lane.bucket
         if bound is None and self._axes and len(self._lanes) > 1:
             requests, bucket, bound = merging.merge(lane, requests, self._lanes, self._merging(now))
-        if self._deadlines and now < free_at:
-            requests = self._in_time(lane, requests, bucket, now, free_at)
+        pressed: Reason | None = None
+        shed: list[Request] = []
+        if self._deadlines:
+            requests, pressed, shed = self._in_time(lane, requests, bucket, now, free_at)
             if not requests:
                 return None
-        requests, shorter = self._sized(lane, requests, bucket, now, free_at, more and not draining)
-        reason = shorter or bound or reason
-        rows = waited - sum([one.rows for one in self._lanes.values()])
-        self._left(requests)
+        requests, shorter = self._sized(lane, requests, bucket, now, more and not draining)
+        reason = pressed or shorter or bound or reason
+        rows = sum([one.rows for one in requests])
+        self._left([*requests, *shed] if shed else requests)
         expected = self.curve.predict(bucket, padded_rows(rows, self.policy.allowed))
         self._lead = min(self.policy.lead, self.policy.lead_share * expected)
         dated = [one.deadline for one in requests if one.deadline is not None] if self._dated else []
@@ -101,7 +105,7 @@ class Batcher:
 
         `free_at` as for `cut`, None where no replica has room.
         """
-        due = self._deadlines.next_due()
+        due = 0.0 if self._shed else self._deadlines.next_due()
         if free_at is not None and self.requests:
             ripe = max(min(map(self._ripe_at, self._lanes.values())), free_at - self._lead)
             if ripe < NEVER:
@@ -110,19 +114,22 @@ class Batcher:
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return the waiting requests that cannot be served by their deadline any more."""
-        if not self._deadlines:
+        if not self._deadlines and not self._shed:
             return []
         late = self._deadlines.late(now)
         if late:
             self._remove({id(request) for request in late})
-        return late
+        shed, self._shed = self._shed, []
+        return shed + late
 
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Remove and return the waiting requests that `unwanted` picks."""
         picked = [request for lane in self._lanes.values() for request in lane if unwanted(request)]
         if picked:
             self._remove({id(request) for request in picked})
-        return picked
+        shed = [request for request in self._shed if unwanted(request)]
+        self._shed = [request for request in self._shed if not unwanted(request)]
+        return picked + shed
 
     def learned(self, batch: Batch, seconds: float, now: float) -> None:
         """Learn the service time of a batch that ran in one execution."""
@@ -225,34 +232,45 @@ class Batcher:
     def _lingers_until(self, lane: Lane) -> float:
         return lane.oldest() + self.policy.max_wait
 
-    def _in_time(self, lane: Lane, requests: list[Request], bucket: int, now: float, free_at: float) -> list[Request]:
-        """Give back the requests that end too late behind what runs now: should it end early, they have a chance."""
-        least = self.curve.predict(bucket, padded_rows(1, self.policy.allowed))
-        hopeless = [one for one in requests if one.deadline is not None and one.deadline < free_at + least]
-        if hopeless:
-            self._return(lane, hopeless, now)
-            requests = [one for one in requests if one.deadline is None or one.deadline >= free_at + least]
-        return requests
+    def _in_time(
+        self, lane: Lane, requests: list[Request], bucket: int, now: float, free_at: float
+    ) -> tuple[list[Request], Reason | None, list[Request]]:
+        """Choose anew where a batch would end after a deadline in it; under overload some are shed for others."""
+        start = max(now, free_at) if free_at < NEVER else now  # nothing is known of what runs
+        allowed = self.policy.allowed
+
+        def seconds(rows: int) -> float:
+            return self.curve.high(bucket, padded_rows(rows, allowed))
+
+        dated = [one.deadline for one in requests if one.deadline is not None]
+        if not dated or start + seconds(sum([one.rows for one in requests])) <= min(dated):
+            return requests, None, []
+        self._return(lane, requests, now)
+        least = self.curve.predict(bucket, padded_rows(1, allowed))
+        urgent = max(one.priority for one in requests)
+        waiting = [
+            one
+            for one in (lane if bucket == lane.bucket else requests)
+            if one.priority <= urgent and (start <= now or one.deadline is None or one.deadline >= start + least)
+        ]  # whoever is too late behind what runs now has a chance if that ends early, and expires in time if not
+        if not waiting:
+            return [], None, []
+        choice = overload.choose(waiting, start, self._bounds(bucket).rows, seconds)
+        gone = set(map(id, [*choice.members, *choice.shed]))
+        for one in self._lanes.values():
+            one.remove(gone)
+        self._shed += choice.shed
+        return choice.members, Reason.DEADLINE, choice.shed
 
     def _sized(
-        self, lane: Lane, requests: list[Request], bucket: int, now: float, free_at: float, busy: bool
+        self, lane: Lane, requests: list[Request], bucket: int, now: float, busy: bool
     ) -> tuple[list[Request], Reason | None]:
-        """Give back what makes the batch slower than a deadline in it allows, or pads it more than it is worth."""
-        rows = sum([request.rows for request in requests])
-        wanted, reason = rows, None
-        if self._deadlines:
-            dated = [request.deadline for request in requests if request.deadline is not None]
-            if dated:
-                within = min(dated) - max(now, free_at)
-                if self.curve.high(bucket, padded_rows(rows, self.policy.allowed)) > within:
-                    requests = sorted(requests, key=lambda request: request.deadline or NEVER)
-                    wanted, reason = self.curve.largest(bucket, within, rows), Reason.DEADLINE
-        if reason is None and self.policy.allowed:
-            policy = self.policy
-            wanted = rows_to_run(rows, policy.allowed, policy.padding, self.curve, bucket, busy=busy)
-            reason = Reason.ALLOWED_SIZE if wanted < rows else None
-        if wanted >= rows:
+        """Give back what would pad a batch to an allowed size more than it is worth."""
+        policy = self.policy
+        if not policy.allowed:
             return requests, None
+        rows = sum([request.rows for request in requests])
+        wanted = rows_to_run(rows, policy.allowed, policy.padding, self.curve, bucket, busy=busy)
         kept, fits = 0, 0
         for request in requests:
             if kept and fits + request.rows > wanted:
@@ -260,9 +278,8 @@ class Batcher:
             kept, fits = kept + 1, fits + request.rows
         if kept == len(requests):
             return requests, None
-        surplus = sorted(requests[kept:], key=lambda request: request.arrived)
-        self._return(lane, surplus, now)
-        return requests[:kept], reason
+        self._return(lane, sorted(requests[kept:], key=lambda request: request.arrived), now)
+        return requests[:kept], Reason.ALLOWED_SIZE
 
     def _return(self, lane: Lane, surplus: list[Request], now: float) -> None:
         """Put requests back into the lanes that they came from."""
@@ -273,14 +290,3 @@ class Batcher:
             _, dims = bucket_of(request, self._axes, self.policy.buckets)
             home = self._lanes[(request.lane, dims)]
             home.put_back([request], self._turn(home, now))
-
-
-def _weigher(bounds: Bounds) -> Callable[[Request], float]:
-    def weigh(request: Request) -> float:
-        if request.cost is not None:
-            return request.cost
-        if bounds.cost_unit == "elements":
-            return sum(map(volume, request.shapes))
-        return request.rows if bounds.cost_unit == "rows" else request.item_bytes
-
-    return weigh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,6 +82,19 @@ def volume(dims: Iterable[int]) -> int:
     for dim in dims:
         product *= dim
     return product
+
+
+def weigher(bounds: Bounds) -> Callable[[Request], float]:
+    """Return what a request weighs against a bound on cost, unpadded."""
+
+    def weigh(request: Request) -> float:
+        if request.cost is not None:
+            return request.cost
+        if bounds.cost_unit == "elements":
+            return sum(map(volume, request.shapes))
+        return request.rows if bounds.cost_unit == "rows" else request.item_bytes
+
+    return weigh
 
 
 def _text_bytes(request: Request) -> int:
