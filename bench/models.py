@@ -81,19 +81,20 @@ class Timed(Model):
         return x[:, :1]
 
 
-class Logged(Timed):
+class Logged(Busy):
     """Writes when each forward began and ended: how long the replica had nothing to do in between."""
 
-    def __init__(self, path: str, fixed_ms: float = 4.0, row_ms: float = 0.03) -> None:
-        super().__init__(fixed_ms, row_ms)
+    def __init__(self, path: str, layers: int = 1) -> None:
+        super().__init__(layers)
         self._path = path
 
     def load(self, device: torch.device) -> None:
-        """Open the log."""
+        """Build it and open the log."""
+        super().load(device)
         self._log = open(self._path, "w", buffering=1)  # noqa: SIM115
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Wait out the batch's time, and say when that was."""
+        """Run a batch, and say when that was."""
         began = time.perf_counter()
         result = super().forward(x)
         self._log.write(f"{began} {time.perf_counter()} {len(x)}\n")

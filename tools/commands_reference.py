@@ -23,12 +23,13 @@ same. `python -m forebay` is the same command.
 | exit code | meaning |
 |---|---|
 | 0 | done; a worker drained |
+| 1 | a command of the caller ran, and not all came as asked; each says when |
 | 2 | the command line is wrong; nothing was started |
 | 69 | Kafka cannot be reached at the start |
 | 70 | an internal error |
 | 75 | the device is lost; start the worker again |
 | 78 | the configuration or the model is wrong |
-| 130 | interrupted |
+| 130, 143 | left at once: Ctrl-C in a command, a second SIGINT or SIGTERM to a worker |
 
 SIGTERM and SIGINT drain a worker; a second one leaves at once.
 """

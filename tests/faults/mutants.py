@@ -63,24 +63,22 @@ def commits_before_it_produces(patch: Patch) -> None:
     """As a client does that commits what it has polled."""
     take = Custody.take
 
-    def taken(self: Custody, record: Any) -> bool:
-        is_ours = take(self, record)
-        if is_ours:
-            self.offsets.closed(record)
-        return is_ours
+    def taken(self: Custody, records: Any) -> Any:
+        ours = take(self, records)
+        self.offsets.closed_all(ours)
+        return ours
 
     patch.setattr(Custody, "take", taken)
-    patch.setattr(Offsets, "closed", _once_closed(Offsets.closed))
+    patch.setattr(Offsets, "closed_all", _once_closed(Offsets.closed_all))
 
 
-def _once_closed(closed: Callable[[Offsets, Any], None]) -> Callable[[Offsets, Any], None]:
+def _once_closed(closed_all: Callable[[Offsets, Any], None]) -> Callable[[Offsets, Any], None]:
     seen: set[tuple[int, str, int, int, int]] = set()
 
-    def close(self: Offsets, record: Any) -> None:
-        place = (id(self), record.topic, record.partition, record.epoch, record.offset)
-        if place not in seen:
-            seen.add(place)
-            closed(self, record)
+    def close(self: Offsets, records: Any) -> None:
+        places = {(id(self), one.topic, one.partition, one.epoch, one.offset): one for one in records}
+        closed_all(self, [one for place, one in places.items() if place not in seen])
+        seen.update(places)
 
     return close
 

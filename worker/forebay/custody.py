@@ -37,16 +37,15 @@ class Custody:
         self._sequencer = Sequencer(order_of_results)
         self._in_order = order_of_results != "none"
 
-    def take(self, record: Record) -> bool:
-        """Take a record that was read; False where its partition is not assigned."""
-        if not self.offsets.opened(record):
-            return False
+    def take(self, records: Iterable[Record]) -> list[Record]:
+        """Take records that were read; return those that need an answer and whose partition is assigned."""
+        taken = self.offsets.opened_all(records)
         if self._in_order:
-            self._sequencer.opened(record)
-        if record.value:
-            self.bytes += len(record.value)
-        self.requests += 1
-        return True
+            for record in taken:
+                self._sequencer.opened(record)
+        self.bytes += sum([len(record.value) for record in taken if record.value])
+        self.requests += len(taken)
+        return taken
 
     def give_back(self, record: Record) -> None:
         """Count a record out."""
@@ -87,15 +86,10 @@ class Custody:
 
     def close(self, outcomes: Collection[Outcome]) -> None:
         """Close the positions of acknowledged outcomes."""
-        closed = self.offsets.closed
-        size = 0
-        for outcome in outcomes:
-            record = outcome.record
-            closed(record)
-            if record.value:
-                size += len(record.value)
-        self.bytes -= size
-        self.requests -= len(outcomes)
+        records = [outcome.record for outcome in outcomes]
+        self.offsets.closed_all(records)
+        self.bytes -= sum([len(record.value) for record in records if record.value])
+        self.requests -= len(records)
 
     def abandon(
         self, partitions: set[Partition], queues: Collection[Queue], pool: Pool, *, keep_overtaken: bool = False

@@ -102,6 +102,11 @@ class Dispatch:
         ]
         return min((due for due in dues if due is not None), default=None)
 
+    def free_for(self, now: float) -> float:
+        """Return the seconds for which no replica can begin anything new, as predicted."""
+        free = [self._pool.free_at(model) for model in self._batchers]
+        return min((at - now for at in free if at is not None), default=float("inf"))
+
     @property
     def batchers(self) -> Iterable[Batcher]:
         """The batchers, one per model."""

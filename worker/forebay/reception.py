@@ -52,11 +52,9 @@ class Reception:
     def accept(self, records: Sequence[Record], now: float) -> None:
         """Decode records into waiting requests; a record that is no request has its error at once."""
         now_ms = time.time() * 1000
-        take, decode, enter = self._custody.take, self._decoder.decode, self._enter
+        decode, enter = self._decoder.decode, self._enter
         limit = self._batch.max_batch_bytes
-        for record in records:
-            if not take(record):
-                continue
+        for record in self._custody.take(records):
             request = decode(record, now, now_ms)
             if type(request) is Request:
                 if request.item_bytes <= limit:

@@ -112,10 +112,10 @@ class Delivery(Section):
     """What is promised about outcomes, and how long endings may take."""
 
     guarantee: Literal["at_least_once", "exactly_once"] = Field(
-        "at_least_once", description="what holds when something dies: see the README"
+        "at_least_once", description="what holds when something dies: see docs/guarantees.md"
     )
     ordering: Literal["none", "partition", "key"] = Field(
-        "none", description="none: as they finish; partition, key: in the input's order"
+        "none", description="none: as they finish; partition, key: in the input's order; exactly_once: always partition"
     )
     max_attempts: int = Field(3, ge=1, description="runs of a request that kills its replica, before it is poisoned")
     breaker: bool = Field(
@@ -145,7 +145,7 @@ class Delivery(Section):
 class Batch(Section):
     """The bounds of a micro-batch, and of what waits in front of it."""
 
-    max_batch_size: int = Field(32, ge=1, description="rows")
+    max_batch_size: int = Field(32, ge=1, description="most rows of a batch")
     max_wait_ms: float = Field(
         5.0, ge=0, allow_inf_nan=False, description="from the oldest request's arrival; used by linger"
     )
@@ -175,8 +175,8 @@ class Batch(Section):
     )
     shape_buckets: Sizes = Field(
         (),
-        description="lengths that dimensions with a pad value are padded to, increasing; default: requests of like "
-        "lengths go together, padded to the longest",
+        description="lengths that dimensions with a pad value are padded to, increasing; beyond the last, and by "
+        "default, requests of like lengths go together, padded to the longest",
     )
     target_latency_ms: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="batches grow only as far as the measured curve keeps this"
@@ -187,8 +187,8 @@ class Batch(Section):
     tenant_header: str | None = Field(
         None, min_length=1, description="record header that names a tenant; the model's time is shared between tenants"
     )
-    max_queue_size: int | None = Field(None, ge=1, description="requests; default 8 batches")
-    max_queue_bytes: int = Field(67_108_864, ge=1024, description="most bytes that wait before partitions are paused")
+    max_queue_size: int | None = Field(None, ge=1, description="requests that wait or run; default 8 × max_batch_size")
+    max_queue_bytes: int = Field(67_108_864, ge=1024, description="most bytes of records held before no more are read")
     priority_aging_ms: int = Field(1_000, ge=1, description="a waiting request rises one priority level per this")
 
     @model_validator(mode="after")
@@ -283,7 +283,7 @@ class Inference(Section):
     prepare_workers: int = Field(
         0, ge=0, description="processes per model that run prepare() before batching; 0: the replica runs it"
     )
-    threads: int | None = Field(None, ge=1, description="intra-op threads of a CPU replica; default torch's")
+    threads: int | None = Field(None, ge=1, description="of a CPU replica; default torch's; 1 where cores are shared")
     max_restarts: int = Field(5, ge=0, description="replica restarts within ten minutes before exit 75")
 
 

@@ -140,7 +140,10 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror}; --config or FOREBAY_CONFIG names the YAML file, "
+            "and forebay config show prints one to start from"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(path)

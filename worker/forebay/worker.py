@@ -21,6 +21,7 @@ from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.observe import Observer
+from forebay.pace import BUSY_WAIT, IDLE_WAIT, Pace
 from forebay.reception import Reception
 from forebay.records import Failure, Outcome, Partition, Request, Signature
 from forebay.rooms import Rooms
@@ -30,12 +31,6 @@ from forebay.stream.finish import Finish
 from forebay.stream.intake import Intake
 from forebay.stream.results import Encoder
 from forebay.watchdog import leave_within
-
-IDLE_WAIT = 0.1
-"""Seconds that an idle loop waits for a record; the only wait that a lone request never sees."""
-
-BUSY_WAIT = 0.001
-"""Seconds that the loop waits for a replica before it looks at Kafka again."""
 
 _LEAVE_SECONDS = 15.0
 _UNACKNOWLEDGED = 4096
@@ -115,6 +110,7 @@ class Worker:
         self._reception = Reception(served, self._settings, *rooms, self._refuse)
         more = partial(self._intake.more_to_come, self._offsets) if self._settings.batch.minds_backlog else None
         self._dispatcher = Dispatch(self._batchers, self._pool, self._observer, self._breakers, more)
+        self._pace = Pace(self._rooms, self._outbox, self._dispatcher, self._breakers)
         self._committer = self._rooms.make_committer(self._outbox, self._offsets)
         self._outbox.start()
 
@@ -123,7 +119,7 @@ class Worker:
         received = self._receive(now)
         now = self._clock()
         self._dispatch(now, draining=self._finish is not None and self._finish.has_read())
-        self._collect(now, self._until_due(now, BUSY_WAIT) if not received and self._is_awaiting() else 0.0)
+        self._collect(now, 0.0 if received else self._pace.for_replica(now))
         self._settle(self._clock())
         self._observer.turn(now, self._batchers.values(), self._outbox)
 
@@ -131,7 +127,7 @@ class Worker:
         """Read what there is room for; keep polling when there is none. Returns the number of records."""
         room = self._room()
         fitting = self._custody.fitting(self._settings.batch.max_queue_bytes)
-        records = self._intake.receive(room, fitting, self._wait(now) if room > 0 else 0.0, now)
+        records = self._intake.receive(room, fitting, self._pace.for_record(now) if room > 0 else 0.0, now)
         if records:
             self._reception.accept(records, self._clock())
         for event in self._observer.events():
@@ -147,21 +143,6 @@ class Worker:
         if self._outbox.unacknowledged > max(2 * batch.queue_size, _UNACKNOWLEDGED):
             return 0
         return batch.queue_size - self._dispatcher.waiting - self._preparers.requests - self._pool.in_flight
-
-    def _wait(self, now: float) -> float:
-        """Return how long the loop may sleep in the consumer: not at all while a replica or preparer may answer."""
-        if self._is_awaiting():
-            return 0.0
-        wait = 0.005 if self._outbox.unacknowledged or self._consumer.commits_in_flight else IDLE_WAIT
-        return self._until_due(now, wait)
-
-    def _until_due(self, now: float, wait: float) -> float:
-        """Shorten a wait to the moment at which a batch is due, or a request expires."""
-        due = self._dispatcher.next_due()
-        return wait if due is None else min(wait, max(due - now, 0.0))
-
-    def _is_awaiting(self) -> bool:
-        return self._pool.in_flight > 0 or self._preparers.requests > 0 or bool(self._breakers)
 
     def _dispatch(self, now: float, draining: bool = False) -> None:
         """Take in what is prepared; cut batches while replicas have room; answer what has expired."""

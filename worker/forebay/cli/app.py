@@ -5,6 +5,7 @@ Every error of ours ends as one sentence on standard error and the exit code of 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib import import_module
 
@@ -57,8 +58,19 @@ def root(
     """Hold the options that every command shares."""
 
 
+def _unwrap(group: typer.Typer) -> None:
+    """Join the lines of each paragraph of help: typer keeps those of the docstring, which no terminal fits."""
+    for command in group.registered_commands:
+        paragraphs = inspect.cleandoc(command.help or command.callback.__doc__ or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _unwrap(inner.typer_instance)
+
+
 for _name in COMMANDS:
     import_module(f"forebay.cli.{_name}").register(app)
+_unwrap(app)
 
 
 def main() -> None:

@@ -106,6 +106,9 @@ def _print(summary: dict[str, Any]) -> None:
     typer.echo(f"requests    {summary['requests']:,} in {summary['seconds']:.1f} s ({statuses or 'none'})")
     typer.echo(f"throughput  {summary['throughput']:,.0f} per second")
     typer.echo("latency     " + "  ".join(f"{name} {value} ms" for name, value in latency.items()))
-    typer.echo(f"batch size  mean {summary['batch_size']}  (requests by size: {most or 'not told'})")
+    batched = (
+        f"mean {summary['batch_size']}  (requests by size: {most})" if most else "none: no request reached the model"
+    )
+    typer.echo(f"batch size  {batched}")
     if summary["unanswered"]:
         typer.echo(f"unanswered  {summary['unanswered']}")

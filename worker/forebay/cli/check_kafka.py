@@ -119,8 +119,7 @@ def _topic(kafka: Kafka, state: TopicState, right: str, topics_command: str) -> 
 
     question = f"topic {state.name}"
     if state.error == "UNKNOWN_TOPIC_OR_PART":
-        partitions = 6 if right == "READ" else 3
-        by_hand = kafka_topics(state.name, kafka.bootstrap_servers, partitions)
+        by_hand = kafka_topics(state.name, kafka.bootstrap_servers)
         return failed(question, "does not exist", f"{topics_command}\n{by_hand}")
     acls = f"forebay acls --principal User:{kafka.security.username or 'NAME'}"
     if state.error is not None:

@@ -86,8 +86,8 @@ def print_findings(findings: list[Finding]) -> None:
         mark, style = marks[finding.state]
         told = Text(finding.told, "dim" if finding.state is State.SKIPPED else "")
         console.print(Text.assemble((mark, style), " ", (finding.question.ljust(width), "bold"), "  ", told))
-        for line in (finding.fix or "").splitlines():
-            console.print(Text(f"  → {line}", style))
+        for number, line in enumerate((finding.fix or "").splitlines()):
+            console.print(Text(f"  {'or' if number else '→'} {line}", style))
     counts = {state: sum(1 for one in findings if one.state is state) for state in State}
     warnings = counted(counts[State.WARNING], "warning")
     console.print(f"\n{counts[State.FAILED]} failed, {warnings}, {counts[State.OK]} ok")

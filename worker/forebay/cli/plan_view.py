@@ -35,14 +35,17 @@ FOOTNOTE = (
 def print_plan(traffic: Traffic, curve: Measured, estimates: Sequence[Estimate], advice: Advice) -> None:
     """Print everything for a person."""
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(Text.assemble(("traffic  ", "bold"), _of_traffic(traffic)))
-    console.print(Text.assemble(("         ", ""), (traffic.sparkline(48), "cyan")))
-    console.print(Text.assemble(("curve    ", "bold"), _of_curve(curve)))
+    lead = Table.grid(padding=(0, 2, 0, 0))  # what is too long for a line goes on below itself
+    lead.add_row(Text("traffic", "bold"), Text(_of_traffic(traffic)))
+    lead.add_row("", Text(traffic.sparkline(48), "cyan"))
+    lead.add_row(Text("curve", "bold"), Text(_of_curve(curve)))
     for note in [*traffic.notes, *curve.notes]:
-        console.print(Text.assemble(("note     ", "bold yellow"), note))
+        lead.add_row(Text("note", "bold yellow"), Text(note))
+    console.print(lead)
     console.print()
     console.print(table(estimates, advice))
     console.print(Text(FOOTNOTE, "dim"))

@@ -258,5 +258,5 @@ def _why_none(estimates: Sequence[Estimate]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    milliseconds = seconds * 1000
-    return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:,.0f} ms"
+    value = seconds * 1000
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"

@@ -28,8 +28,15 @@ if TYPE_CHECKING:
     from forebay.settings import Kafka
 
 
-def exchange_one(kafka: Kafka, id: str, request: Prepared, reply_to: str | None, timeout: float) -> Record:
-    """Send one request and return its outcome's record. Raises InferenceTimeoutError, which says how far it came."""
+def exchange_one(
+    kafka: Kafka, id: str, request: Prepared, reply_to: str | None, timeout: float
+) -> tuple[Record, float]:
+    """Send one request; return its outcome's record, and the seconds from sending it to seeing that.
+
+    A producer connects with its first record, so that is in them; finding the ends of the output topic is not.
+
+    Raises InferenceTimeoutError, which says how far it came.
+    """
     from forebay.calls import InferenceTimeoutError
     from forebay.records import Reply
     from forebay.stream.exchange import Exchange, Route
@@ -39,7 +46,8 @@ def exchange_one(kafka: Kafka, id: str, request: Prepared, reply_to: str | None,
     exchange.open(timeout=10)
     try:
         sent = exchange.send(request.value, id.encode(), request.headers)
-        return sent.future.result(timeout)
+        record = sent.future.result(timeout)
+        return record, time.monotonic() - sent.sent_at
     except TimeoutError as error:
         raise InferenceTimeoutError(
             f"no result for request {id} within {timeout:g} s: {exchange.explain(sent)}"
@@ -114,9 +122,8 @@ def request(
     found = inline_request(inputs, form) if inputs is not None else only_request(path or "-", form)
     name, found_headers = identify(found, id)
     ready = type(found)(found.value, found_headers, name, found.origin)
-    started = time.monotonic()
-    record = exchange_one(kafka, name, ready, reply_to, timeout)
-    return _print(record, time.monotonic() - started, json)
+    record, seconds = exchange_one(kafka, name, ready, reply_to, timeout)
+    return _print(record, seconds, json)
 
 
 def _print(record: Record, seconds: float, json: bool) -> int:
@@ -132,5 +139,5 @@ def _print(record: Record, seconds: float, json: bool) -> int:
         typer.echo(orjson.dumps(record_as_json(record) | {"latency_ms": milliseconds}).decode())
     else:
         show(record, json=False)
-        typer.echo(f"{milliseconds:.1f} ms", err=True)
+        typer.echo(f"{milliseconds:.1f} ms, connecting included; forebay bench measures latency", err=True)
     return 0 if isinstance(read_outcome(record), Result) else 1

@@ -153,7 +153,8 @@ def _make(start: Start) -> Model:
     for part in attribute.split("."):
         factory = getattr(factory, part, None)
     if factory is None:
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        models = [name for name, value in vars(module).items() if _is_own_model(value, module_name)]
+        near = difflib.get_close_matches(attribute, vars(module), n=1) or models[:1]
         raise ModelError(
             f"model.factory: {module_name} has no {attribute!r}" + (f"; did you mean {near[0]}?" if near else "")
         )
@@ -169,6 +170,10 @@ def _make(start: Start) -> Model:
             "which may hold a torch module"
         )
     return model
+
+
+def _is_own_model(value: object, module: str) -> bool:
+    return isinstance(value, type) and issubclass(value, Model) and value.__module__ == module
 
 
 def _check_declared(model: Model) -> None:

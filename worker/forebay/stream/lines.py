@@ -37,20 +37,16 @@ class _Line:
 
 
 class Lines:
-    """The lines that are held up; empty as long as brokers take everything."""
+    """The lines that are held up, by their key; `held` is empty as long as brokers take everything."""
 
     def __init__(self, ordering: Literal["none", "partition", "key"]) -> None:
         self._ordering = ordering
-        self._lines: dict[tuple[Hashable, ...], _Line] = {}
+        self.held: dict[tuple[Hashable, ...], _Line] = {}
         self._sequence = count()
-
-    def __bool__(self) -> bool:
-        """Whether a line is held up."""
-        return bool(self._lines)
 
     def holds(self, outcome: Outcome) -> bool:
         """Whether a new outcome has to wait behind another; it does from now on."""
-        if not self._lines or (line := self._lines.get(self._key(outcome))) is None:
+        if not self.held or (line := self.held.get(self._key(outcome))) is None:
             return False
         self._push(line, outcome, 0)
         return True
@@ -61,7 +57,7 @@ class Lines:
         `alone` sends the outcomes of the line one by one: together they are more than the topic takes.
         """
         key = self._key(outcome)
-        line = self._lines.setdefault(key, _Line())
+        line = self.held.setdefault(key, _Line())
         line.under_way.discard(id(outcome))
         line.alone = line.alone or alone
         self._push(line, outcome, tries)
@@ -75,7 +71,7 @@ class Lines:
 
         That is so where others that were sent together with it have not come back yet: it must not overtake them.
         """
-        line = self._lines.get(key)  # type: ignore[call-overload]
+        line = self.held.get(key)  # type: ignore[call-overload]
         if line is None:
             return [], False
         if line.under_way:
@@ -83,13 +79,13 @@ class Lines:
         line.is_timed = False
         due = line.take(1)
         if not due:
-            del self._lines[key]  # type: ignore[arg-type]
+            del self.held[key]  # type: ignore[arg-type]
         return due, False
 
     def acknowledged(self, outcome: Outcome) -> Due:
         """Take in that an outcome arrived; return those that may follow it now."""
         key = self._key(outcome)
-        line = self._lines.get(key)
+        line = self.held.get(key)
         if line is None or id(outcome) not in line.under_way:
             return []
         line.under_way.remove(id(outcome))
@@ -97,20 +93,20 @@ class Lines:
             return []
         due = line.take(1 if line.alone else len(line.waiting))
         if not due:
-            del self._lines[key]
+            del self.held[key]
         return due
 
     def withdrawn(self, outcome: Outcome) -> Hashable | None:
         """Take in that an outcome will not be sent here; returns its line where that has to be resumed."""
         key = self._key(outcome)
-        line = self._lines.get(key)
+        line = self.held.get(key)
         if line is None:
             return None
         line.under_way.discard(id(outcome))
         if line.under_way or line.is_timed:
             return None
         if not line.waiting:
-            del self._lines[key]
+            del self.held[key]
             return None
         line.is_timed = True
         return key
@@ -121,7 +117,7 @@ class Lines:
         An outcome whose dead letter has left already stays, so that there are as many errors as dead letters.
         """
         dropped: list[Outcome] = []
-        for key, line in self._lines.items():
+        for key, line in self.held.items():
             if key[:2] in partitions:
                 dropped += [waiting[2] for waiting in line.waiting if not has_letter(waiting[2])]
                 line.waiting = [waiting for waiting in line.waiting if has_letter(waiting[2])]

@@ -161,6 +161,24 @@ class Offsets:
             return False
         return True
 
+    def opened_all(self, records: Iterable[Record]) -> list[Record]:
+        """Do what `opened` does for records as they were read; return those for which something is left to do."""
+        left: list[Record] = []
+        topic, partition, ledger = "", -1, None
+        for record in records:  # those of one partition mostly come together
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                ledger = self._ledgers.get((topic, partition))
+            if ledger is None:
+                continue
+            if ledger.recalled is None:
+                record.epoch = ledger.epoch
+                ledger.opened(record.offset)
+                left.append(record)
+            elif self.opened(record):
+                left.append(record)
+        return left
+
     def holds(self, record: Record) -> bool:
         """Whether a record's partition is still assigned as it was when the record was read."""
         ledger = self._ledgers.get((record.topic, record.partition))
@@ -168,9 +186,17 @@ class Offsets:
 
     def closed(self, record: Record) -> None:
         """Close a record's position, unless its partition belongs to somebody else by now."""
-        ledger = self._ledgers.get((record.topic, record.partition))
-        if ledger is not None and ledger.epoch == record.epoch:
-            ledger.closed(record.offset, record.timestamp_ms)
+        self.closed_all((record,))
+
+    def closed_all(self, records: Iterable[Record]) -> None:
+        """Do what `closed` does for many records."""
+        topic, partition, ledger = "", -1, None
+        for record in records:
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                ledger = self._ledgers.get((topic, partition))
+            if ledger is not None and ledger.epoch == record.epoch:
+                ledger.closed(record.offset, record.timestamp_ms)
 
     def recall(self, partition: Partition, base: int, text: str) -> None:
         """Take over what an earlier owner of a newly assigned partition had finished ahead of its commit at `base`."""

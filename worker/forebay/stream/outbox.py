@@ -101,7 +101,7 @@ class Outbox:
             if headers is not None:
                 outcome.pending = 2
                 self._produce_dead_letter(outcome, headers, outcome.record.value)
-        if not self._lines.holds(outcome):
+        if not (self._lines.held and self._lines.holds(outcome)):
             self._produce(outcome)
 
     def serve(self, now: float, wait: float = 0.0) -> list[Outcome]:
@@ -187,7 +187,7 @@ class Outbox:
             self._refused(outcome, tries, error)
             return
         self._acknowledged(outcome)
-        if self._lines:
+        if self._lines.held:
             for following, before in self._lines.acknowledged(outcome):
                 self._produce(following, before)
 

@@ -32,16 +32,17 @@ class Encoder:
         `batch_size` is the number of rows that ran together. A row that cannot be encoded becomes an error.
         """
         signature = self._signatures[requests[0].model]
-        encode = Rows(signature, outputs, batch_size).encode
-        outcome = self._outcome
+        encode, outcome = Rows(signature, outputs, batch_size).encode, self._outcome
         made: list[Outcome] = []
         start = 0
         for request in requests:
             end = start + request.rows
             try:
-                made.append(outcome(request, *encode(request, start, end)))
+                value, headers = encode(request, start, end)
             except RequestError as error:
                 made.append(self.error(request, error.failure, batch_size))
+            else:
+                made.append(outcome(request, value, headers))
             start = end
         return made
 

@@ -6,7 +6,6 @@ What is equal for a whole batch is made once: per row there is one slice, one jo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -34,13 +33,25 @@ _quoted = msgspec.json.Encoder().encode
 Wanted = tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
 class _Frame:
     """A binary result of some rows, but for its id and its tensors: all of them have the same length."""
 
-    indices: Sequence[int]
-    tail: bytes
-    fixed_bytes: int
+    __slots__ = ("_by_length", "_common", "fixed_bytes", "indices", "tail")
+
+    def __init__(self, indices: Sequence[int], tail: bytes, fixed_bytes: int, common: Headers) -> None:
+        self.indices = indices
+        self.tail = tail
+        self.fixed_bytes = fixed_bytes
+        self._common = common
+        self._by_length: dict[int, Headers] = {}
+
+    def headers(self, name_bytes: int) -> Headers:
+        """Return the headers of a result whose quoted id has so many bytes: there are few lengths in a batch."""
+        found = self._by_length.get(name_bytes)
+        if found is None:
+            length = ("inference-header-content-length", b"%d" % (self.fixed_bytes + name_bytes))
+            found = self._by_length[name_bytes] = [*self._common, length]
+        return found.copy()
 
 
 class Rows:
@@ -54,7 +65,8 @@ class Rows:
             for spec, output in zip(signature.outputs, outputs, strict=True)
         ]
         self._arrays: list[np.ndarray[Any, Any] | None] = [None] * len(outputs)
-        self._last_key: tuple[int, Wanted] | None = None
+        self._last_rows: int = -1
+        self._last_wanted: Wanted = None
         self._last: _Frame | None = None
         names = {"model_name": signature.model, "model_version": signature.version}
         self._start = _dumps(names)[:-1] + b',"id":'
@@ -82,29 +94,27 @@ class Rows:
         return b"".join(parts), self._json.copy()
 
     def _encode_binary(self, request: Request, start: int, end: int) -> tuple[bytes, Headers]:
-        key = (end - start, request.wanted)
-        frame = self._last if key == self._last_key else self._frame(key)
+        rows, wanted = end - start, request.wanted
+        frame = self._last if rows == self._last_rows and wanted is self._last_wanted else self._frame(rows, wanted)
         name = _quoted(request.id)
         if frame is not None:
             raws = [self._as_binary(index, start, end) for index in frame.indices]
-            length, tail = frame.fixed_bytes + len(name), frame.tail
-        else:
-            indices = request.wanted or range(len(self._outputs))
-            raws = [self._as_binary(index, start, end) for index in indices]
-            tail = self._tail(indices, end - start, [len(raw) for raw in raws])
-            length = len(self._start) + len(name) + len(tail)
+            return b"".join((self._start, name, frame.tail, *raws)), frame.headers(len(name))
+        indices = wanted or range(len(self._outputs))
+        raws = [self._as_binary(index, start, end) for index in indices]
+        tail = self._tail(indices, rows, [len(raw) for raw in raws])
+        length = len(self._start) + len(name) + len(tail)
         headers = [*self._binary, ("inference-header-content-length", b"%d" % length)]
         return b"".join((self._start, name, tail, *raws)), headers
 
-    def _frame(self, key: tuple[int, Wanted]) -> _Frame | None:
+    def _frame(self, rows: int, wanted: Wanted) -> _Frame | None:
         """Make the frame of equal requests; None where an output has BYTES, whose length differs row by row."""
-        rows, wanted = key
         indices = wanted or range(len(self._outputs))
         frame: _Frame | None = None
         if all(self._specs[index].datatype != "BYTES" for index in indices):
             tail = self._tail(indices, rows, [rows * self._row_bytes[index] for index in indices])
-            frame = _Frame(indices, tail, len(self._start) + len(tail))
-        self._last_key, self._last = key, frame
+            frame = _Frame(indices, tail, len(self._start) + len(tail), self._binary)
+        self._last_rows, self._last_wanted, self._last = rows, wanted, frame
         return frame
 
     def _tail(self, indices: Sequence[int], rows: int, sizes: Sequence[int]) -> bytes:
