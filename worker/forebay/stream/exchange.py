@@ -90,14 +90,16 @@ class Exchange:
     def open(self, timeout: float) -> None:
         """Connect; outcomes of requests sent from now on will be seen.
 
-        Raises KafkaUnavailableError or ConfigError, as `Tail.open` does.
+        The producer first: it takes up to half a second to get its id, and does so while the tail connects. Raises
+        KafkaUnavailableError or ConfigError, as `Tail.open` does.
         """
-        self._tail.open(timeout)
+        self._publisher.open()
         try:
+            self._tail.open(timeout)
             self._tail.count_partitions(self._route.input_topic, timeout)
-            self._publisher.open()
         except BaseException:
             self._tail.close()
+            self._publisher.close(0.0)
             raise
         self._thread = threading.Thread(target=self._receive, name="forebay-client", daemon=True)
         self._thread.start()
