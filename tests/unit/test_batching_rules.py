@@ -344,6 +344,24 @@ def test_s11_deadlines_under_overload_do_not_shrink_the_batches(rate: float, sha
     assert len(found.latencies) + found.expired == len(arrivals)
 
 
+@pytest.mark.parametrize("bound", [{"bytes": 1_600}, {"bytes": WIDE, "cost": 400, "cost_unit": "elements"}])
+def test_s11_a_batch_chosen_under_overload_keeps_every_bound(bound: dict[str, Any]) -> None:
+    """Whom a deadline in a batch made it choose anew was bounded by rows alone: 32 rows ran where 4 were allowed."""
+    found = Batcher("model", Policy(Bounds(32, **bound)))
+    found.curve.seed(KNOWN[:6])
+    for number in range(8):
+        found.add(request(f"urgent-{number}", shape=(100,), deadline=2.05 * MS))
+    for number in range(64):
+        found.add(request(f"other-{number}", shape=(100,), deadline=60 * MS))
+    sizes, now, answered = [], 0.0, 0
+    while (batch := found.cut(now, free_at=now)) is not None:
+        sizes.append(batch.rows)
+        now += service(0, batch.rows)
+        answered += len(found.expire(now))
+    assert max(sizes) == 4
+    assert sum(sizes) + answered == 72
+
+
 def test_s11_who_is_shed_for_others_is_answered_at_once() -> None:
     found = batcher()
     for number in range(8):

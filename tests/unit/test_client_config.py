@@ -53,6 +53,11 @@ def test_the_settings_of_a_group_reach_its_consumer() -> None:
     assert found["partition.assignment.strategy"] == "cooperative-sticky"
 
 
+def test_a_queue_of_any_size_is_taken_by_the_client() -> None:
+    """A batch.max_batch_size above 625,000 was refused, with a sentence about kafka.client."""
+    ck.Consumer(consumer_config(kafka(), Batch(max_batch_size=100_000_000))).close()
+
+
 def test_the_new_group_protocol_has_no_properties_of_the_old_one() -> None:
     found = consumer_config(kafka(group_protocol="consumer"), Batch())
     assert found["group.protocol"] == "consumer"

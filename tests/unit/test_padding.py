@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,3 +116,30 @@ def test_a_cap_keeps_to_allowed_sizes() -> None:
     batch = found.cut(0.0, free_at=0.0)
     assert batch is not None
     assert batch.rows == 16
+
+
+@pytest.mark.parametrize(
+    ("unit", "bound", "expected"), [("elements", 320, [4, 4, 1]), ("bytes", 1_280, [4, 4, 1]), ("rows", 6, [4, 4, 1])]
+)
+def test_the_cost_counts_the_shapes_that_the_model_runs_in(unit: Any, bound: int, expected: list[int]) -> None:
+    """The cost was padded to the longest request alone: 5 rows of 17 (85) ran as 8 rows of 40 (320)."""
+    policy = Policy(Bounds(8, 1 << 40, bound - 1, unit), allowed=(1, 4, 8), buckets=(8, 16, 40))
+    found = Batcher("model", policy, axes=AXES)
+    for number in range(9):
+        found.add(request(str(number), shape=(17,)))
+    assert [len(lengths(found.cut(9.0, free_at=0.0))) for _ in expected] == expected
+
+
+def test_a_request_that_takes_the_place_of_padding_costs_nothing() -> None:
+    policy = Policy(Bounds(8, 1 << 40, 100, "elements"), allowed=(8,), buckets=(16,))
+    found = Batcher("model", policy, axes=AXES)
+    for number in range(8):
+        found.add(request(str(number), shape=(10,)))
+    assert len(lengths(found.cut(9.0, free_at=0.0))) == 8
+
+
+def test_lengths_beyond_all_buckets_cost_what_they_are() -> None:
+    found = Batcher("model", Policy(Bounds(8, 1 << 40, 100, "elements"), buckets=(16,)), axes=AXES)
+    for number in range(4):
+        found.add(request(str(number), shape=(25,)))
+    assert len(lengths(found.cut(9.0, free_at=0.0))) == 4

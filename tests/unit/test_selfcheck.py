@@ -290,6 +290,49 @@ def test_an_example_is_varied_within_its_own_numbers() -> None:
         checked(Looks(masked=False))
 
 
+def test_whole_numbers_of_an_example_stay_in_their_columns() -> None:
+    """Columns changed places: an index of a large table in a small one is refused by a CPU and ends a CUDA device."""
+    tables = [2, 50, 1_000]
+
+    class Columns(Model):
+        inputs = (TensorSpec("codes", "INT64", [-1, 3]),)
+        outputs = (TensorSpec("y", "FP32", [-1]),)
+
+        def load(self, device: torch.device) -> None:
+            torch.manual_seed(0)
+            self.seen: set[tuple[int, ...]] = set()
+            self.tables = nn.ModuleList(nn.Embedding(size, 1).requires_grad_(False) for size in tables)
+
+        def forward(self, codes: torch.Tensor) -> Any:
+            self.seen |= {tuple(row) for row in codes.tolist()}
+            return sum(table(codes[:, index]) for index, table in enumerate(self.tables)).squeeze(1)  # type: ignore[union-attr]
+
+        def example(self) -> Mapping[str, Any]:
+            return {"codes": [[1, 49, 999]]}
+
+    model = Columns()
+    assert checked(model).notes == []
+    assert len(model.seen) > 1
+
+
+def test_no_row_is_longer_than_what_the_warm_up_ran() -> None:
+    """A row was padded to twice its length: a model with 8 positions was not checked, on a CUDA device it was lost."""
+    seen: set[int] = set()
+
+    class Positions(Embedder):
+        def forward(self, ids: torch.Tensor) -> Any:
+            seen.add(ids.shape[1])
+            return super().forward(ids)
+
+        def example(self) -> Mapping[str, Any]:
+            return {"ids": [[3, 1, 4, 1, 5, 9, 2, 6]]}
+
+    assert checked(Positions(masked=True)).notes == []
+    assert max(seen) == 8
+    assert checked(Positions(masked=True), buckets=[4, 16]).notes == []
+    assert max(seen) == 16
+
+
 def test_numbers_without_an_example_never_leave_the_smallest_table() -> None:
     class Table(Model):
         inputs = (TensorSpec("index", "INT32", [-1]),)

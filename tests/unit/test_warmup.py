@@ -11,6 +11,7 @@ import torch
 from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import open_device
+from forebay.inference.rehearsal import rehearse
 from tests.unit.models import Greedy, Padded, Sums
 from tests.unit.test_accelerator import Wide
 from tests.unit.test_runner import Answers, Bench, ids, numbers, ordinary
@@ -53,6 +54,53 @@ def test_a_shape_that_no_slot_can_hold_is_left_out() -> None:
     Bench(model, sizes=[1, 32], buckets=[8, 512]).warm_up()
     assert (32, 512) not in model.shapes
     assert (1, 512) in model.shapes
+
+
+@pytest.mark.parametrize(("unit", "most"), [("rows", 4), ("elements", 4 * 10), ("bytes", 4 * (8 * 8 + 2 * 4))])
+def test_a_batch_that_weighs_more_than_a_batch_may_is_left_out(unit: str, most: int) -> None:
+    """512 rows of the longest bucket ran at the start where max_batch_cost allows 32 of them: minutes, or no memory."""
+    model = Shapes()
+    Bench(model, limit=8, buckets=[8], max_cost=most, cost_unit=unit).warm_up()
+    assert sorted({rows for rows, _ in model.shapes}) == [1, 2, 4]
+    Bench(model, limit=8, buckets=[64], max_cost=1, cost_unit=unit).warm_up()
+    assert (1, 64) in model.shapes
+    assert (2, 64) not in model.shapes
+
+
+def test_a_rehearsal_weighs_no_more_than_a_batch_may() -> None:
+    model = Shapes()
+    bench = Bench(model, limit=8, max_cost=54, cost_unit="elements")
+    rehearse(bench.runner, model, bench.start)
+    assert {rows for rows, _ in model.shapes} == {3}
+
+
+def test_a_row_of_padding_alone_is_never_tried() -> None:
+    """Attention that masks its padding fails, or gives NaN, where there is nothing else; zeros were all padding."""
+
+    class Attends(Padded):
+        inputs = (TensorSpec("ids", "INT64", [-1, -1], pad=0),)
+
+        def forward(self, ids: torch.Tensor) -> Any:
+            assert bool((ids != 0).any(1).all()), "nothing to attend to"
+            return super().forward(ids)
+
+    bench = Bench(Attends())
+    assert bench.warm_up().curve
+
+
+def test_a_model_that_takes_no_zeros_is_told_to_give_an_example() -> None:
+    class Picky(Sums):
+        def forward(self, x: torch.Tensor) -> Any:
+            raise ValueError("no zeros")
+
+    class Broken(Picky):
+        def example(self) -> dict[str, Any]:
+            return {"x": [[1.0] * 4]}
+
+    with pytest.raises(ModelError, match=r"warm-up: ValueError: no zeros.*let its example\(\) return a request"):
+        Bench(Picky()).warm_up()
+    with pytest.raises(ModelError, match=r"no zeros \([^)]*\)$"):
+        Bench(Broken()).warm_up()
 
 
 def test_batches_run_in_allowed_shapes_only_and_results_are_cut_back() -> None:

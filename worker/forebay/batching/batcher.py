@@ -9,6 +9,7 @@ just before the predicted end; only a full batch, which gains nothing from waiti
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from itertools import count
 
 from forebay.batching import merging, overload
@@ -17,9 +18,9 @@ from forebay.batching.curve import Curve
 from forebay.batching.deadlines import Deadlines
 from forebay.batching.flows import Accounts
 from forebay.batching.lanes import Lane, Turn
-from forebay.batching.padding import Axes, bucket_of, padded_rows, rows_to_run
+from forebay.batching.padding import Axes, bucket_of, padded_rows, rows_to_run, volume
 from forebay.batching.policy import Policy
-from forebay.batching.sizes import Bounds, volume, weigher
+from forebay.batching.sizes import Bounds, weigher
 from forebay.records import Batch, Reason, Request
 
 NEVER = float("inf")
@@ -44,6 +45,7 @@ class Batcher:
         self._dated = False
         self._shed: list[Request] = []
         self._lead = 0.0
+        self._limits = replace(policy.bounds, allowed=policy.allowed, lengths=policy.buckets or (), ragged=axes)
         self._weigh = None if policy.bounds.cost is None else weigher(policy.bounds)
 
     def __iter__(self) -> Iterator[Request]:
@@ -163,11 +165,11 @@ class Batcher:
         self._deadlines.left(requests)
 
     def _bounds(self, bucket: int) -> Bounds:
-        bounds = self.policy.bounds
+        bounds = self._limits
         rows = self.caps.rows(bucket)
         if self.policy.allowed:
             rows = max([size for size in self.policy.allowed if size <= rows], default=self.policy.allowed[0])
-        return bounds if rows == bounds.rows else Bounds(rows, bounds.bytes, bounds.cost, bounds.cost_unit)
+        return bounds if rows == bounds.rows else replace(bounds, rows=rows)
 
     def _turn(self, lane: Lane, now: float) -> Turn:
         rows = max(min(lane.rows, self.policy.bounds.rows), 1)
@@ -255,7 +257,7 @@ class Batcher:
         ]  # whoever is too late behind what runs now has a chance if that ends early, and expires in time if not
         if not waiting:
             return [], None, []
-        choice = overload.choose(waiting, start, self._bounds(bucket).rows, seconds)
+        choice = overload.choose(waiting, start, self._bounds(bucket), seconds)
         gone = set(map(id, [*choice.members, *choice.shed]))
         for one in self._lanes.values():
             one.remove(gone)

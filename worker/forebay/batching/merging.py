@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay.batching.curve import Curve
 from forebay.batching.lanes import Lane, Turn
@@ -71,7 +71,7 @@ def _take_fitting(
     size = Size(requests[0])
     for request in requests[1:]:
         size.add(request)
-    candidates, reason = other.take(Bounds(bounds.rows - size.rows, bounds.bytes, bounds.cost, bounds.cost_unit), turn)
+    candidates, reason = other.take(replace(bounds, rows=bounds.rows - size.rows), turn)
     for kept, request in enumerate(candidates):
         exceeded = size.exceeded(request, bounds)
         if exceeded is not None:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forebay.batching.sizes import Bounds, Size, weigher
 from forebay.records import Request
 
 _NEVER = float("inf")
@@ -25,15 +26,15 @@ class Choice:
     shed: list[Request]
 
 
-def choose(waiting: Sequence[Request], start: float, most: int, seconds: Callable[[int], float]) -> Choice:
+def choose(waiting: Sequence[Request], start: float, bounds: Bounds, seconds: Callable[[int], float]) -> Choice:
     """Choose from the requests that wait in a lane. `seconds` is the time of an execution of some rows.
 
-    `start` is when it can begin, `most` the rows that a batch may have.
+    `start` is when it can begin. One request that exceeds a bound by itself is a batch of its own.
     """
     order = sorted(waiting, key=lambda request: _NEVER if request.deadline is None else request.deadline)
     deadlines = [_NEVER if request.deadline is None else request.deadline for request in order]
     rows = sum(request.rows for request in order) / len(order)
-    room = max(int(most / rows), 1)
+    room = _room(order, bounds)
     best: tuple[int, int, int] | None = None
     for count in _counts(min(room, len(order))):
         skipped = bisect_left(deadlines, start + seconds(round(count * rows)))
@@ -52,14 +53,25 @@ def choose(waiting: Sequence[Request], start: float, most: int, seconds: Callabl
         start + seconds(round((served + 1) * rows)) <= deadlines[-skipped]
     ):
         served += 1  # the sizes that were weighed have gaps between them
-    members: list[Request] = []
-    taken = 0
-    for request in order[-skipped : -skipped + served]:
-        if members and taken + request.rows > most:
-            break
-        members.append(request)
-        taken += request.rows
+    members = order[-skipped : -skipped + served]
+    size = Size(members[0])
+    for kept, request in enumerate(members[1:], 1):
+        if size.exceeded(request, bounds) is not None:
+            return Choice(members[:kept], order[:-skipped])
+        size.add(request)
     return Choice(members, order[:-skipped])
+
+
+def _room(waiting: Sequence[Request], bounds: Bounds) -> int:
+    """Return how many requests of average size a batch holds, by whichever bound is the nearest."""
+    count = len(waiting)
+    rooms = [
+        bounds.rows * count / sum([request.rows for request in waiting]),
+        bounds.bytes * count / max(sum([request.item_bytes for request in waiting]), 1),
+    ]
+    if bounds.cost is not None:
+        rooms.append(bounds.cost * count / max(sum(map(weigher(bounds), waiting)), 1e-9))
+    return max(int(min(rooms)), 1)
 
 
 def _counts(most: int) -> list[int]:

@@ -7,15 +7,22 @@ decided what goes into the batch, so that it pads little or that padding is the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from forebay.batching.curve import Curve
-from forebay.batching.sizes import volume
 from forebay.records import Request
 
 Axes = tuple[tuple[int, int], ...]
 """The ragged dimensions of a model's inputs, as (input, dimension) pairs: requests may differ there, and are padded."""
+
+
+def volume(dims: Iterable[int]) -> int:
+    """Return the number of elements in a tensor of these dimensions."""
+    product = 1
+    for dim in dims:
+        product *= dim
+    return product
 
 
 def series(at_least: int) -> int:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from forebay.batching.batcher import Batcher
-from forebay.batching.padding import Axes, bucket_of, padded_rows
+from forebay.batching.padding import Axes, bucket_of, padded_rows, volume
 from forebay.batching.policy import Policy
-from forebay.batching.sizes import volume
 from forebay.batching.trace import Arrival, Run
 from forebay.records import Batch, Encoding, Record, Request
 

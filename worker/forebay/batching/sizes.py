@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from forebay.batching.padding import Axes, bound, padded_rows, volume
 from forebay.records import Reason, Request
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How large a batch may be. `rows` counts rows; `bytes` and `cost` count what padding adds, too."""
+    """How large a batch may be. `rows` counts rows; `bytes` and `cost` count what padding adds, too.
+
+    `bytes` bounds a staged batch, padded to its longest request. `cost` bounds what the model runs: rows padded to the
+    next of `allowed`, the `ragged` dimensions to the next of `lengths`, where there are any.
+    """
 
     rows: int
     bytes: int
     cost: float | None = None
     cost_unit: Literal["rows", "elements", "bytes"] = "rows"
+    allowed: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    ragged: Axes = ()
 
 
 class Size:
@@ -69,19 +77,31 @@ class Size:
         if bounds.cost is not None:
             if self.said is not None and request.cost is not None:
                 cost = self.said + request.cost
+            elif bounds.allowed or bounds.lengths:
+                cost = self._as_run(bounds, request)
+                if cost <= self._as_run(bounds, None):
+                    return None  # it takes a place that would be padding
             else:
                 cost = {"rows": float(rows), "elements": elements, "bytes": size}[bounds.cost_unit]
             if cost > bounds.cost:
                 return Reason.FULL_COST
         return None
 
-
-def volume(dims: Iterable[int]) -> int:
-    """Return the number of elements in a tensor of these dimensions."""
-    product = 1
-    for dim in dims:
-        product *= dim
-    return product
+    def _as_run(self, bounds: Bounds, request: Request | None) -> float:
+        """Return the cost in the shapes that the model runs in, with one more request in the batch or without."""
+        rows = padded_rows(self.rows + (request.rows if request else 0), bounds.allowed)
+        if bounds.cost_unit == "rows":
+            return rows
+        cost = 0.0
+        if bounds.cost_unit == "bytes":
+            cost = float(self._text_bytes + (_text_bytes(request) if request else 0))
+        for index, (own, width) in enumerate(zip(self._dims, self._element_bytes, strict=True)):
+            dims = [max(pair) for pair in zip(own, request.shapes[index][1:], strict=True)] if request else list(own)
+            for which, axis in bounds.ragged:
+                if which == index and bounds.lengths and dims[axis - 1] <= bounds.lengths[-1]:
+                    dims[axis - 1] = bound(dims[axis - 1], bounds.lengths)
+            cost += rows * volume(dims) * (1.0 if bounds.cost_unit == "elements" else width)
+        return cost
 
 
 def weigher(bounds: Bounds) -> Callable[[Request], float]:

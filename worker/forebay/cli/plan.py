@@ -86,7 +86,8 @@ def plan(
     from forebay.cli.planning import Planner, advise
 
     settings = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap})
-    _verify(rate, from_topic, speed, minutes, target_latency_ms)
+    _verify(rate, from_topic, minutes, target_latency_ms)
+    _verify_numbers(speed, overhead_ms)
     if plot is not None:
         _verify_plot(plot)
     tried = (numbers("--max-batch-size", max_batch_size, int), modes(dispatch), numbers("--max-wait-ms", max_wait_ms))
@@ -130,12 +131,19 @@ def fitting_sizes(sizes: Sequence[int], batch: Batch, curve: Measured) -> list[i
     return [size for size in sizes if size <= 2 * curve.largest or size == batch.max_batch_size]
 
 
-def _verify(rate: float | None, topic: str | None, speed: float, minutes: float | None, target: float | None) -> None:
+def _verify(rate: float | None, topic: str | None, minutes: float | None, target: float | None) -> None:
     if rate is not None and topic is not None:
         raise UsageError("give either --rate or --from-topic")
-    for option, value in (("--speed", speed), ("--minutes", minutes), ("--target-latency-ms", target)):
+    for option, value in (("--minutes", minutes), ("--target-latency-ms", target)):
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"{option} takes a number above 0, not {value:g}")
+
+
+def _verify_numbers(speed: float, overhead_ms: float) -> None:
+    if not 1e-6 <= speed <= 1e6:
+        raise UsageError(f"--speed takes 0.000001 to 1,000,000, not {speed:g}")
+    if not 0 <= overhead_ms <= 3_600_000:
+        raise UsageError(f"--overhead-ms takes milliseconds, 0 to 3,600,000, not {overhead_ms:g}")
 
 
 def _verify_plot(path: Path) -> None:

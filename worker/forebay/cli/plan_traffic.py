@@ -12,6 +12,7 @@ from forebay.batching.trace import Arrival, poisson
 from forebay.errors import UsageError
 
 _BARS = "▁▂▃▄▅▆▇█"
+_LEAST_RATE, _MOST_RATE, _MOST_BURST = 1e-6, 1e9, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ def faster(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
 
 def from_rate(rate: float, count: int, burst: int, seed: int) -> Traffic:
     """Make random arrivals."""
-    if not rate > 0 or math.isinf(rate):
-        raise UsageError(f"--rate takes requests per second, more than 0, not {rate:g}")
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise UsageError(f"--rate takes {_LEAST_RATE:g} to {_MOST_RATE:g} requests per second, not {rate:g}")
+    if burst > _MOST_BURST:
+        raise UsageError(f"--burst takes up to {_MOST_BURST:,} requests at once, not {burst:,}")
     how = f"bursts of {burst}, " if burst > 1 else ""
     arrivals = poisson(rate, max(count, 2 * burst), seed=seed, burst=burst)
     start = arrivals[0].at

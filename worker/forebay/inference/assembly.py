@@ -100,6 +100,8 @@ def start_of(model: ModelSettings, inference: Inference, batch: Batch, search: S
         memory_fraction=inference.memory_fraction,
         self_check=inference.self_check,
         sharing=inference.replicas if inference.executor == "thread" else 1,
+        max_cost=batch.max_batch_cost,
+        cost_unit=batch.cost,
     )
 
 

@@ -24,7 +24,7 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
 
     `takes_prepared` says that the model's `prepare` runs in preparers: a replica gets what it returned. `sizes` are the
     batch sizes, `buckets` the lengths of ragged dimensions that the model runs in; empty: any. `sharing` is how many
-    replicas run in one process.
+    replicas run in one process. `max_cost`, in `cost_unit`, bounds a batch of several requests.
     """
 
     model: str
@@ -48,6 +48,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     memory_fraction: float | None = None
     self_check: bool = True
     sharing: int = 1
+    max_cost: int | None = None
+    cost_unit: str = "rows"
 
 
 class Placed(msgspec.Struct, array_like=True):

@@ -14,7 +14,7 @@ import torch
 from forebay.inference.messages import Placed, Run, Start
 from forebay.inference.model import Model
 from forebay.inference.runner import Runner
-from forebay.inference.samples import given_input, one_row, repeated, zeros
+from forebay.inference.samples import cost_of, given_input, one_row, repeated, zeros
 from forebay.inference.slots import Slot
 from forebay.inference.staging import join_elements
 
@@ -27,6 +27,8 @@ def rehearse(runner: Runner, model: Model, start: Start) -> None:
     given = model.example() if not start.takes_prepared else None
     row = _raw_row(specs, given)
     rows = max(min(start.max_batch_size, start.input_bytes // max(_size(row), 1)), 1)
+    if start.max_cost is not None and not (runner.prepares or start.takes_prepared):
+        rows = max(min(rows, start.max_cost // max(cost_of(row, 1, start.cost_unit), 1)), 1)
     for turn in range(_TURNS * start.slots):
         job = _stage(runner, start, repeated(row, rows), rows, turn % start.slots)
         if job is not None:

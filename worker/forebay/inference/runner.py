@@ -246,8 +246,8 @@ def _mistake(flight: Flight, request: int, code: Code, message: str) -> None:
     flight.done.mistakes.append(Mistake(request, code.value, printable(message[:500])))
 
 
-def check_model_contract(error: Exception) -> ModelError:
-    """Return what a failed warm-up means for the start."""
+def check_model_contract(error: Exception, mend: str = "") -> ModelError:
+    """Return what a failed warm-up means for the start, and what mends it where that is known."""
     return check_compilation(error) or ModelError(
-        f"the model failed its warm-up: {str(error) if isinstance(error, ContractError) else where(error)}"
+        f"the model failed its warm-up: {str(error) if isinstance(error, ContractError) else where(error)}{mend}"
     )

@@ -1,7 +1,7 @@
 """Rows to try a model with: its own example, or harmless numbers; distinct ones for the self-check. Imports torch.
 
-Runs in the replica before it is ready. Integers without an example are zeros and ones: they may index a table, and an
-index too large takes a CUDA device down.
+Runs in the replica before it is ready. Integers may index a table, each column another one, and one too large takes a
+CUDA device down: without an example they are zeros and ones, with one they stay in their columns.
 """
 
 from __future__ import annotations
@@ -77,6 +77,21 @@ def repeated(row: Inputs, rows: int) -> Inputs:
     }
 
 
+def size_of(inputs: Inputs) -> int:
+    """Return the bytes of a batch."""
+    return sum(
+        value.nbytes if isinstance(value, torch.Tensor) else sum(len(part) + 4 for part in value)
+        for value in inputs.values()
+    )
+
+
+def cost_of(inputs: Inputs, rows: int, unit: str) -> int:
+    """Return what a batch weighs against `batch.max_batch_cost`."""
+    if unit == "elements":
+        return sum(value.numel() if isinstance(value, torch.Tensor) else len(value) for value in inputs.values())
+    return rows if unit == "rows" else size_of(inputs)
+
+
 def ragged_specs(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """Return the tensors that may be padded."""
     return [spec for spec in specs if spec.pad is not None]
@@ -91,6 +106,16 @@ def with_lengths(specs: Sequence[TensorSpec], row: Inputs, length: int) -> Input
             if axis and dim == -1 and value.shape[axis]:
                 value = value.index_select(axis, torch.arange(length) % value.shape[axis])
         changed[spec.name] = value
+    return changed
+
+
+def halved(specs: Sequence[TensorSpec], row: Inputs) -> Inputs:
+    """Return the first half of a row's ragged dimensions."""
+    changed = dict(row)
+    for spec in ragged_specs(specs):
+        for axis, dim in enumerate(spec.shape):
+            if axis and dim == -1:
+                changed[spec.name] = changed[spec.name].narrow(axis, 0, (row[spec.name].shape[axis] + 1) // 2)
     return changed
 
 
@@ -131,19 +156,20 @@ def distinct_rows(model: Model, count: int) -> list[Inputs]:
     else:
         inputs, given = found
         rows = [one_row(inputs, given, index % given) for index in range(count)]
-        rows[given:] = [
-            {name: _varied(value, index, dice) for name, value in row.items()}
-            for index, row in enumerate(rows[given:], 1)
-        ]
+        rows[given:] = [{spec.name: _varied(spec, row[spec.name], dice) for spec in specs} for row in rows[given:]]
     return [_shortened(specs, row, index, count) for index, row in enumerate(rows)]
 
 
-def _varied(value: Any, index: int, dice: torch.Generator) -> Any:
-    """Return a row with the same numbers in another order, smaller ones where they are fractions; text as it is."""
+def _varied(spec: TensorSpec, value: Any, dice: torch.Generator) -> Any:
+    """Return a row that differs: ragged ones in another order, else zeros between; smaller fractions; text as it is."""
     if isinstance(value, list):
         return value
-    mixed = value.reshape(-1)[torch.randperm(value.numel(), generator=dice)].reshape(value.shape)
-    return mixed * (1 - 0.5 ** (index + 1)) if mixed.is_floating_point() else mixed
+    ragged = [axis for axis, dim in enumerate(spec.shape) if axis and dim == -1] if spec.pad is not None else []
+    for axis in ragged:
+        value = value.index_select(axis, torch.randperm(value.shape[axis], generator=dice))
+    if value.is_floating_point():
+        return value * (0.5 + 0.5 * torch.rand(value.shape, generator=dice)).to(value.dtype)
+    return value if ragged else value * torch.randint(0, 2, value.shape, generator=dice).to(value.dtype)
 
 
 def _shortened(specs: Sequence[TensorSpec], row: Inputs, index: int, count: int) -> Inputs:
@@ -165,14 +191,14 @@ def _dims(spec: TensorSpec) -> list[int]:
 
 
 def zeros(spec: TensorSpec) -> Any:
-    """Return a row of zeros or of empty texts."""
+    """Return a row of zeros or of empty texts; of ones where zero is padding: a row of padding alone is no request."""
     dims = _dims(spec)
     if spec.datatype == "BYTES":
         count = 1
         for dim in dims:
             count *= dim
         return [b""] * count
-    return torch.zeros([1, *dims], dtype=TORCH[spec.datatype])
+    return torch.full([1, *dims], 1 if spec.pad == 0 else 0, dtype=TORCH[spec.datatype])
 
 
 def _harmless(spec: TensorSpec, dice: torch.Generator) -> Any:

@@ -25,6 +25,7 @@ from forebay.inference.samples import (
     distinct_rows,
     example_rows,
     first_row,
+    halved,
     padded_to,
     ragged_specs,
 )
@@ -138,24 +139,28 @@ class _Checker:
         return True
 
     def compare_padded(self, row: Inputs, start: Start) -> None:
-        """Compare a row alone with the same row and padding."""
+        """Compare half a row alone with the same half and padding, no longer than the row was or the warm-up's were.
+
+        A model may have a largest length, and a position beyond its table takes a CUDA device down.
+        """
         ragged = ragged_specs(self._specs)
         if not ragged:
             return
-        alone = self._runner.trial(row, 1)
+        half = halved(self._specs, row)
         longest = {
             spec.name: [
-                max([2 * dim, *start.buckets]) if want == -1 else dim
+                max([dim, 2, *start.buckets]) if want == -1 else dim
                 for dim, want in zip(row[spec.name].shape[1:], list(spec.shape)[1:], strict=True)
             ]
             for spec in ragged
         }
         try:
-            padded = self._runner.trial(padded_to(self._specs, row, longest), 1)
+            alone = self._runner.trial(half, 1)
+            padded = self._runner.trial(padded_to(self._specs, half, longest), 1)
         except Exception as error:
             if is_sticky(error):
                 raise
-            self._found.notes.append(f"no self-check of padding: the model refused a longer row ({where(error)})")
+            self._found.notes.append(f"no self-check of padding: the model refused another length ({where(error)})")
             return
         names = ", ".join(f"{spec.name} where it is {spec.pad:g}" for spec in ragged)
         self._judge(

@@ -10,15 +10,14 @@ import time
 from dataclasses import dataclass, field
 from math import prod
 
-import torch
-
+from forebay.inference.declared import ContractError
 from forebay.inference.devices import Device, is_out_of_memory
 from forebay.inference.groups import Inputs
 from forebay.inference.loading import verify_eval
 from forebay.inference.messages import Start
 from forebay.inference.model import Model
 from forebay.inference.runner import Runner, check_model_contract
-from forebay.inference.samples import first_row, ragged_specs, repeated, with_lengths
+from forebay.inference.samples import cost_of, first_row, ragged_specs, repeated, size_of, with_lengths
 
 _RUNS = 3
 
@@ -43,14 +42,15 @@ def sizes(largest: int) -> list[int]:
 def warm_up(runner: Runner, model: Model, device: Device, start: Start) -> WarmUp:
     """Run each allowed size (else each power of two) of each bucket three times.
 
-    The rows come from the model's `example()`, else they are zeros. Raises ModelError where the model fails.
+    The rows come from the model's `example()`, else they are zeros, or ones where zero is padding. Raises ModelError
+    where the model fails.
     """
     specs = list(model.prepared or model.inputs)
     row, found = first_row(model), WarmUp()
     lengths = start.buckets if ragged_specs(specs) else []
     for shaped in [with_lengths(specs, row, length) for length in lengths] or [row]:
         bucket = sum(prod(shaped[spec.name].shape[1:]) for spec in ragged_specs(specs))
-        _warm_bucket(runner, device, start, (bucket, shaped), found)
+        _warm_bucket(runner, model, device, start, (bucket, shaped), found)
     verify_eval(model)
     try:
         given = model.example()  # asked once: that it fails later says nothing about the model
@@ -60,18 +60,22 @@ def warm_up(runner: Runner, model: Model, device: Device, start: Start) -> WarmU
     return found
 
 
-def _warm_bucket(runner: Runner, device: Device, start: Start, shaped: tuple[int, Inputs], found: WarmUp) -> None:
+def _warm_bucket(
+    runner: Runner, model: Model, device: Device, start: Start, shaped: tuple[int, Inputs], found: WarmUp
+) -> None:
     bucket, row = shaped
-    fitted = 0
+    fitted, prepares = 0, runner.prepares or start.takes_prepared
     for rows in start.sizes or sizes(start.max_batch_size):
         inputs = repeated(row, rows)
-        if not runner.prepares and _size(inputs) > start.input_bytes:
+        if not runner.prepares and size_of(inputs) > start.input_bytes:
             break  # no batch of this shape is ever so large: it would not fit into a slot
+        if fitted and not prepares and cost_of(inputs, rows, start.cost_unit) > (start.max_cost or float("inf")):
+            break  # a batch of several requests never weighs so much; with prepare, others say what they weigh
         device.reset_peak()
         error = _run(runner, inputs, rows, bucket, found)
         if error is not None:
             if not (is_out_of_memory(error) and fitted):
-                raise check_model_contract(error) from error
+                raise check_model_contract(error, _mend(model, start, error)) from error
             del inputs
             error.__traceback__ = None  # its frames hold the batch
             device.recover()
@@ -97,10 +101,14 @@ def _run(runner: Runner, inputs: Inputs, rows: int, bucket: int, found: WarmUp) 
     return None
 
 
-def _size(inputs: Inputs) -> int:
-    return sum(
-        value.nbytes if isinstance(value, torch.Tensor) else sum(len(part) + 4 for part in value)
-        for value in inputs.values()
+def _mend(model: Model, start: Start, error: Exception) -> str:
+    """Say what helps a model that may be right and was only tried with a request that it never gets."""
+    if start.factory is None or isinstance(error, ContractError) or is_out_of_memory(error):
+        return ""
+    if model.example() is not None:
+        return ""
+    return (
+        "; it was tried with zeros, or ones where zero is padding: if it takes none, let its example() return a request"
     )
 
 

@@ -93,7 +93,7 @@ def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
         "fetch.queue.backoff.ms": 10,  # a full prefetch stops the fetcher this long: 1,000 by default starves the loop
         "fetch.message.max.bytes": min(prefetch_kbytes * 1024 // 4, 1_048_576 * 4),
         "queued.max.messages.kbytes": prefetch_kbytes,
-        "queued.min.messages": max(2 * batch.queue_size, 10_000),
+        "queued.min.messages": min(max(2 * batch.queue_size, 10_000), 10_000_000),  # the client takes no more
     }
     if kafka.group_protocol == "classic":
         config |= {
