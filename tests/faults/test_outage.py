@@ -1,4 +1,4 @@
-"""An outage that outlasts the session: what had not been sent is dropped, for its partitions will be read again."""
+"""An outage that outlasts the session: the worker goes on by itself, and repeats no more than what was under way."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import pytest
 
 from tests.conftest import EmbeddedKafkas
 from tests.integration.job import MakeJob, ask_binary, check_answers, check_nothing_lost
-from tests.kafka_probe import KafkaProbe, eventually
+from tests.kafka_probe import KafkaProbe
 
 
 @pytest.mark.slow
-def test_an_outage_does_not_repeat_the_whole_queue(embedded_kafka: EmbeddedKafkas, make_job: MakeJob) -> None:
-    """The client once kept 6,000 outcomes of partitions that it had lost, and sent all of them afterwards."""
+def test_after_an_outage_the_worker_goes_on_and_repeats_what_was_under_way(
+    embedded_kafka: EmbeddedKafkas, make_job: MakeJob
+) -> None:
+    """A purge of the producer's queue, to repeat less, left it silent: the worker stood still for ever."""
     cluster = embedded_kafka()
     job = make_job(KafkaProbe(cluster.bootstrap_servers))
     total = 20_000
@@ -22,15 +24,11 @@ def test_an_outage_does_not_repeat_the_whole_queue(embedded_kafka: EmbeddedKafka
     cluster.kill()
     worker.await_event("partitions_lost")
 
-    def held() -> float:
-        return worker.metric("forebay_unacknowledged_outcomes")
-
-    eventually(lambda: held() < 500, "what was not sent is dropped", 60)
     cluster.restart()
     worker.await_ready()
 
     outcomes = job.await_settled()
     duplicates = check_nothing_lost(outcomes, map(str, range(total)))
     check_answers(outcomes)
-    assert duplicates < 3_000, "it sent what the next owner sends, too"
+    assert duplicates <= 4_096 + 2 * 2_048, "it repeats more than what was unacknowledged or held"
     assert worker.stop() == 0

@@ -109,5 +109,5 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} must define forward()")
 
     def example(self) -> Mapping[str, Any] | None:
-        """Return one request's inputs for the warm-up, or None for zeros."""
+        """Return one request's inputs for the warm-up, or None for zeros (ones where zero is padding)."""
         return None

@@ -96,21 +96,6 @@ class Lines:
             del self.held[key]
         return due
 
-    def withdrawn(self, outcome: Outcome) -> Hashable | None:
-        """Take in that an outcome will not be sent here; returns its line where that has to be resumed."""
-        key = self._key(outcome)
-        line = self.held.get(key)
-        if line is None:
-            return None
-        line.under_way.discard(id(outcome))
-        if line.under_way or line.is_timed:
-            return None
-        if not line.waiting:
-            del self.held[key]
-            return None
-        line.is_timed = True
-        return key
-
     def forget(self, partitions: Collection[tuple[str, int]]) -> list[Outcome]:
         """Drop and return what waits of partitions that belong to somebody else now.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, Literal, Protocol
@@ -19,7 +19,7 @@ import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Outcome, Partition
-from forebay.stream.lines import Lines, has_letter
+from forebay.stream.lines import Lines
 from forebay.stream.results import Encoder
 from forebay.stream.verdicts import NO_SUCH_PARTITION, NO_SUCH_TOPIC, TOO_LARGE
 
@@ -67,9 +67,6 @@ class Outbox:
         self._lines = Lines(ordering)
         self._retries: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = count()
-        self._unsent: list[Outcome] = []
-        self._unsent_letters: dict[int, Callable[[int], None]] = {}
-        self._recalls = False
         self._pause = _FIRST_PAUSE
         self._grow_at = 0.0
         self._now = 0.0
@@ -108,8 +105,6 @@ class Outbox:
         """Handle delivery reports and due retries; return the outcomes that are acknowledged whole since last time."""
         self._now = now
         self._client.poll(wait)
-        if self._unsent or self._unsent_letters:
-            self._sort_unsent(())
         while self._retries and self._retries[0][0] <= now:
             heapq.heappop(self._retries)[2]()
         if self._fatal is not None:
@@ -123,38 +118,13 @@ class Outbox:
         return closed
 
     def forget(self, partitions: Iterable[Partition]) -> list[Outcome]:
-        """Drop what has not been sent: the next owner of the partitions sends it. The rest is still acknowledged.
+        """Drop what waits behind a refused outcome: the next owner of the partitions sends it.
 
-        In an outage thousands of outcomes queue in the client; all of them would have a second one afterwards.
+        What the client has cannot be called back, and is acknowledged some time: an idempotent producer whose queue was
+        purged while brokers were gone never sent anything again, in most of the outages that were tried.
         """
-        gone = set(partitions)
-        dropped = self._lines.forget(gone)
-        if self.unacknowledged > len(dropped):
-            self._recalls = True
-            self._client.purge(in_queue=True, in_flight=False)
-            self._client.poll(0)
-            dropped += self._sort_unsent(gone)
+        dropped = self._lines.forget(set(partitions))
         self.unacknowledged -= len(dropped)
-        return dropped
-
-    def _sort_unsent(self, gone: Collection[tuple[str, int]]) -> list[Outcome]:
-        """Return what a purge took back of partitions that are `gone`; send the rest again.
-
-        An outcome and its dead letter are dropped together or not at all.
-        """
-        unsent, letters, dropped = self._unsent, self._unsent_letters, []
-        self._unsent, self._unsent_letters = [], {}
-        for outcome in unsent:
-            is_whole = not has_letter(outcome) or id(outcome) in letters
-            if is_whole and (outcome.record.topic, outcome.record.partition) in gone:
-                dropped.append(outcome)
-                letters.pop(id(outcome), None)
-                if (line := self._lines.withdrawn(outcome)) is not None:
-                    self._again(partial(self._resume, line), "", _SPREAD)
-            else:
-                self._later(outcome, 0, "", _SPREAD)
-        for again in letters.values():
-            again(0)
         return dropped
 
     def close(self) -> None:
@@ -206,9 +176,6 @@ class Outbox:
             self._later(outcome, tries + 1, "a batch is too large", _SPREAD * (len(self._retries) + 1), alone=True)
         elif error.code() != ck.KafkaError._PURGE_QUEUE:
             self._later(outcome, tries + 1, f"{outcome.topic}: {error.str()}")
-
-        elif self._recalls:
-            self._unsent.append(outcome)
 
     def _later(
         self, outcome: Outcome, tries: int, trouble: str, pause: float | None = None, *, alone: bool = False
@@ -278,8 +245,6 @@ class Outbox:
             self._produce_dead_letter(outcome, [*own, ("forebay-value-left-out", b"too large for this topic")], None)
         elif error.code() != ck.KafkaError._PURGE_QUEUE:
             self._again(partial(again, tries + 1), f"{self._dead_letter_topic}: {error.str()}")
-        elif self._recalls:
-            self._unsent_letters[id(outcome)] = again
 
     def _acknowledged(self, outcome: Outcome) -> None:
         outcome.pending -= 1
