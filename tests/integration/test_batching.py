@@ -57,7 +57,6 @@ def test_what_waits_while_a_batch_runs_goes_together_and_every_execution_has_a_r
     executions = worker.metric("forebay_executions_total")
     assert 3 <= executions <= 4  # the first few may be bound behind the late one before the others have come
     assert worker.metric("forebay_batch_cuts_total") == executions
-    assert worker.metric("forebay_batch_cuts_total", reason="full_rows") >= 1
     assert worker.metric("forebay_service_time_seconds", quantile="0.5") > 0
 
 
