@@ -30,5 +30,7 @@ def test_after_an_outage_the_worker_goes_on_and_repeats_what_was_under_way(
     outcomes = job.await_settled()
     duplicates = check_nothing_lost(outcomes, map(str, range(total)))
     check_answers(outcomes)
-    assert duplicates < total, "it repeats more than what was under way"
+    losses = len(worker.events("partitions_lost"))
+    held, unacknowledged, turn = 2_048, 2 * 2_048, 1_024  # max_queue_size, twice that, and what one turn adds
+    assert duplicates <= losses * (held + unacknowledged + turn), f"more than was under way, {losses} times"
     assert worker.stop() == 0

@@ -89,7 +89,8 @@ class Dispatch:
         batcher = self._batchers.get(batch.model)
         if batcher is None or not timings.total:
             return
-        if batch.reason is not Reason.ISOLATION and timings.executions == 1:
+        whole = timings.executions == 1 and not batch.answered  # not in parts, and nothing of it was skipped
+        if whole and batch.reason is not Reason.ISOLATION:
             batcher.learned(batch, timings.total, now)
         batcher.caps.remember(batch.bucket, timings.cap)
 

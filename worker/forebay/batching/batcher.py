@@ -42,7 +42,6 @@ class Batcher:
         self._numbers = numbers or count(1)
         self._accounts = Accounts()
         self._deadlines = Deadlines(self._needs)
-        self._dated = False
         self._shed: list[Request] = []
         self._lead = 0.0
         self._limits = replace(policy.bounds, allowed=policy.allowed, lengths=policy.buckets or (), ragged=axes)
@@ -68,7 +67,6 @@ class Batcher:
         self.bytes += request.item_bytes
         if request.deadline is not None:
             self._deadlines.add(request)
-            self._dated = True
 
     def cut(self, now: float, *, free_at: float, draining: bool = False, more: bool = True) -> Batch | None:
         """Return the next batch if one should be bound now.
@@ -95,10 +93,10 @@ class Batcher:
         requests, shorter = self._sized(lane, requests, bucket, now, more and not draining)
         reason = pressed or shorter or bound or reason
         rows = sum([one.rows for one in requests])
+        dated = [one.deadline for one in requests if one.deadline is not None] if self._deadlines else []
         self._left([*requests, *shed] if shed else requests)
         expected = self.curve.predict(bucket, padded_rows(rows, self.policy.allowed))
         self._lead = min(self.policy.lead, self.policy.lead_share * expected)
-        dated = [one.deadline for one in requests if one.deadline is not None] if self._dated else []
         deadline = min(dated, default=None)
         return Batch(next(self._numbers), self.model, requests, rows, reason, now, bucket, expected, deadline)
 

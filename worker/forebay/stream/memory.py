@@ -224,10 +224,9 @@ class MemoryProducer:
             served += 1
         return served
 
-    def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
-        """Forget the reports that were not served; nothing waits in a queue here, all of it is in flight."""
-        if in_flight:
-            self._reports.clear()
+    def purge(self) -> None:
+        """Forget the reports that were not served."""
+        self._reports.clear()
 
 
 def _copied(record: Record) -> Record:
