@@ -17,18 +17,12 @@ from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from forebay.errors import ConfigError
-from forebay.sections import (
-    Batch,
-    Delivery,
-    Inference,
-    Kafka,
-    Limits,
-    ModelSettings,
-    Ops,
-    Section,
-    Security,
-    Tls,
-)
+from forebay.sections.base import Section
+from forebay.sections.batch import Batch, Limits
+from forebay.sections.delivery import Delivery
+from forebay.sections.inference import Inference, ModelSettings
+from forebay.sections.kafka import Kafka, Security, Tls
+from forebay.sections.ops import Ops
 
 __all__ = [
     "ENV_PREFIX",

@@ -1,0 +1,67 @@
+"""The settings of which models are served, and of where and how they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from forebay.sections.base import Section
+
+
+class ModelSettings(Section):
+    """Which model to serve and how to make it."""
+
+    name: str = Field("model", description="as requests and results name it")
+    version: str = Field("1", description="as requests and results name it")
+    factory: str | None = Field(None, description="package.module:Class, or a function that returns the model")
+    path: Path | None = Field(
+        None, description="a .pt2 (torch.export, AOTInductor) or TorchScript .pt file, in place of factory"
+    )
+    weights: Path | None = Field(None, description="a .safetensors file for the factory's model")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSettings:
+        if self.factory is None and self.path is None:
+            raise ValueError("set factory (package.module:Class) or path (.pt2 or TorchScript .pt)")
+        if self.factory is not None and self.path is not None:
+            raise ValueError("factory and path exclude each other: remove one")
+        if self.factory is not None and ":" not in self.factory:
+            raise ValueError(f"factory {self.factory!r} must read package.module:Class")
+        return self
+
+
+class Inference(Section):
+    """Where and how the model runs."""
+
+    device: str = Field(
+        "auto", description="auto, cpu, cuda or cuda:N; fake:N?… is an accelerator made of software, for tests"
+    )
+    replicas: int = Field(1, ge=1, description="copies of the model that run side by side")
+    executor: Literal["process", "thread", "inline"] = Field(
+        "process", description="process: can be killed and restarted; thread: shares weights; inline: for tests"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="what the model computes in")
+    compile: Literal["none", "inductor"] = Field("none", description="inductor: torch.compile before the first request")
+    memory_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a device's memory that this worker may take, divided among its replicas; default all",
+    )
+    self_check: bool = Field(
+        True,
+        description="at the start, compare a few rows alone, in a batch and padded, and refuse a model that mixes them",
+    )
+    execution_timeout_ms: int = Field(
+        30_000, ge=1, description="a batch that runs longer is a hang: the replica is restarted"
+    )
+    start_timeout_ms: int = Field(300_000, ge=1_000, description="to load and warm up a replica")
+    prepare_workers: int = Field(
+        0, ge=0, description="processes per model that run prepare() before batching; 0: the replica runs it"
+    )
+    threads: int | None = Field(None, ge=1, description="of a CPU replica; default torch's; 1 where cores are shared")
+    max_restarts: int = Field(5, ge=0, description="replica restarts within ten minutes before exit 75")
