@@ -4,9 +4,12 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/pytest --no-header
+WORKERS ?= 2
+# A file stays in one process, so that what its tests share is made once; long files begin first.
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-dispatch faults faults-long lock reference clean
+.PHONY: help setup demo test test-unit check bench bench-dispatch faults faults-long lock reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +22,8 @@ $(READY): requirements.lock pyproject.toml tools/setup
 demo: setup ## start a real Kafka and a worker, classify photos, print each answer and a summary
 	@$(BIN)/forebay demo
 
-test: setup ## run every test that this machine can run
-	@$(PYTEST) -m "not long"
+test: setup ## run every test that this machine can run, in two processes that each start a Kafka; WORKERS=1 takes one
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long"
 
 check: setup ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
@@ -35,11 +38,15 @@ bench: setup ## measure throughput and latency against bare loops on this machin
 bench-dispatch: setup ## measure static, linger and eager over a range of loads (2 minutes); draws docs/images/dispatch.png
 	@$(BIN)/python bench/dispatch.py --plot docs/images/dispatch.png
 
-faults: setup ## the fault tests that are part of `make test`: pytest -m "not long" tests/faults
-	@$(PYTEST) -m "not long" tests/faults
+test-unit: setup ## the unit tests alone, in seconds: no Kafka, no process
+	@$(PYTEST) tests/unit
 
-faults-long: setup ## the fault tests that take minutes and `make test` leaves out: pytest -m long tests/faults
-	@$(PYTEST) -m long tests/faults
+faults: setup ## the fault tests that are part of `make test`: pytest -m "not long" tests/faults
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long" tests/faults
+
+faults-long: setup ## the tests that take minutes and `make test` leaves out; FAULT_SEED=n repeats a run's random choices
+	@seed=$${FAULT_SEED:-$$RANDOM$$RANDOM}; echo "FAULT_SEED=$$seed make faults-long repeats this run"; \
+	  FAULT_SEED=$$seed $(PYTEST) -m long
 
 reference: setup ## write the generated pages of docs/reference again
 	@$(BIN)/python tools/settings_reference.py

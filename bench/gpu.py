@@ -3,7 +3,8 @@
 Needs no Java and no Docker: Kafka is librdkafka's mock cluster, which keeps little, so requests are published while
 they are answered. For each model it measures the model alone (inputs copied in and results out, the same batch size),
 the worker with the CUDA device, and the worker with a model that does nothing: the ceiling of Kafka and Python.
-`efficiency` is the worker over the smaller of the other two. `--device fake` tries the script where there is no GPU.
+`efficiency` is the worker over the smaller of the other two. Then `forebay optimize` measures every precision,
+uncompiled and as CUDA graphs, on a model of many small kernels. `--device fake` tries the script where there is no GPU.
 """
 
 from __future__ import annotations
@@ -115,21 +116,37 @@ def _rate(address: str, topics: Topics, size: int, seconds: float, worker: subpr
     raise SystemExit(f"the worker ended with {worker.returncode}")
 
 
-def measure(address: str, name: str, device: str, rounds: int, seconds: float) -> Measured:
+def measure(address: str, name: str, asked: argparse.Namespace) -> Measured:
     """Measure one model."""
     make, size, batch = MODELS[name]
-    settings: dict[str, object] = {"inference.device": device, "batch.max_batch_size": batch}
+    device, seconds = asked.device, asked.seconds
+    settings: dict[str, object] = {
+        "inference.device": device,
+        "inference.compile": asked.compile,
+        "batch.max_batch_size": batch,
+    }
     place = torch.device("cpu" if device.startswith("fake") else device)
     rates: dict[str, list[float]] = {"alone": [], "ceiling": [], "worker": []}
-    for _ in range(rounds):
+    for _ in range(asked.rounds):
         rates["alone"].append(alone(make, size, batch, place, seconds / 2))
-        nothing = {**settings, "inference.device": "cpu", "model.options": {"size": size}}
+        nothing = {**settings, "inference.device": "cpu", "inference.compile": "none", "model.options": {"size": size}}
         rates["ceiling"].append(served(address, "gpu_models:Nothing", size, nothing, seconds))
         rates["worker"].append(served(address, f"gpu_models:{make.__name__}", size, settings, seconds))
     found = {kind: median(values) for kind, values in rates.items()}
     efficiency = found["worker"] / min(found["alone"], found["ceiling"])
     idle = 1000 * batch * max(1 / found["worker"] - 1 / found["alone"], 0.0)
     return Measured(name, batch, found["alone"], found["ceiling"], found["worker"], efficiency, idle)
+
+
+def optimised(device: str, precisions: str) -> dict[str, object]:
+    """Return what `forebay optimize` finds for the model of many small kernels."""
+    settings = {"model.factory": "gpu_models:Deep", "inference.device": device, "batch.max_batch_size": 32}
+    command = [sys.executable, "-m", "forebay", "optimize", "--json", "--compile", "none,cudagraph"]
+    command += ["--precision", precisions, "--sparsity", "2:4"]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else {"optimize": done.stderr.strip()}  # type: ignore[no-any-return]
 
 
 def describe(device: str) -> dict[str, object]:
@@ -164,6 +181,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--only", choices=MODELS, nargs="*", default=list(MODELS))
     parser.add_argument("--no-tests", action="store_true", help="leave out tests/gpu")
+    parser.add_argument("--compile", default="none", help="inference.compile of the worker")
+    parser.add_argument("--precisions", default="all", help="those that forebay optimize tries; none leaves it out")
     arguments = parser.parse_args()
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit(f"torch {torch.__version__} sees no CUDA device; --device fake tries the script without one")
@@ -171,8 +190,10 @@ def main() -> None:
     print(json.dumps(describe(arguments.device)), flush=True)
     with mock_cluster() as address:
         for name in arguments.only:
-            found = measure(address, name, arguments.device, arguments.rounds, arguments.seconds)
+            found = measure(address, name, arguments)
             print(json.dumps(asdict(found)), flush=True)
+    if arguments.precisions != "none":
+        print(json.dumps(optimised(arguments.device, arguments.precisions)), flush=True)
     sys.exit(0 if passed else 1)
 
 

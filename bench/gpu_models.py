@@ -29,6 +29,23 @@ class Wide(Model):
         return self.net(x.float() / 255).squeeze(1)
 
 
+class Deep(Model):
+    """Many small kernels: launching them takes longer than they do, and graphs pay."""
+
+    inputs = (TensorSpec("x", "FP32", [-1, 512]),)
+    outputs = (TensorSpec("y", "FP32", [-1, 512]),)
+
+    def load(self, device: torch.device) -> None:
+        """Build it."""
+        torch.manual_seed(0)
+        parts = [part for _ in range(24) for part in (nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU())]
+        self.net = nn.Sequential(*parts).eval().to(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run a batch."""
+        return self.net(x)  # type: ignore[no-any-return]
+
+
 class Copies(Model):
     """Hardly any work for 8 KB per row: what is left is copying in and out."""
 

@@ -110,3 +110,15 @@ class Large(Model):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Average each row."""
         return image.float().mean(-1)
+
+
+class Steady(Model):
+    """Takes 5 ms for a batch, however large, and no processor: as a loop sees a model on an accelerator."""
+
+    inputs = (TensorSpec("x", "UINT8", [-1, 256]),)
+    outputs = (TensorSpec("y", "UINT8", [-1, 256]),)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the batch after a while."""
+        time.sleep(0.005)
+        return x

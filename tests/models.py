@@ -9,26 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from enum import IntEnum
 from pathlib import Path
 
 import torch
 
 from forebay import Model, TensorSpec
+from tests.magic import Magic
 
 WIDE = 175_000
 """Bytes of a request of the model `Wide`."""
-
-
-class Magic(IntEnum):
-    """First numbers that make `Double` misbehave, once it is warm."""
-
-    RAISE = -1
-    SEGFAULT = -2
-    EXIT = -3
-    HANG = -4
-    NAN = -5
-    HOG = -6
 
 
 def wait_at(gate: Path | None) -> None:
@@ -94,6 +83,35 @@ class Prepares(Double):
 
     def forward(self, twice: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return twice + 1
+
+
+class Shifted(Double):
+    """Twice the row plus one, and `by` on top: an answer tells which version gave it. `fails` stops the start."""
+
+    def __init__(self, by: float = 0.0, seconds: float = 0.0, fails: bool = False) -> None:
+        super().__init__(seconds)
+        self._by = by
+        self._fails = fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._fails:
+            raise RuntimeError("this version does not work")
+        return super().forward(x) + self._by
+
+
+class ShiftedTwice(Shifted):
+    """The same, and `by` once more from `prepare`: a request that one version prepared and another ran is found out."""
+
+    prepared = (TensorSpec("twice", "FP32", [-1, 4]),)
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + self._by
+
+    def forward(self, twice: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        if self._fails:
+            raise RuntimeError("this version does not work")
+        time.sleep(self._seconds)
+        return twice + 1 + self._by
 
 
 class Ragged(Model):
@@ -187,5 +205,34 @@ class Fragile(Double):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._broken.exists():
+            raise ConnectionError("the model cannot reach its weights")
+        return super().forward(x)
+
+
+class OneFails(Double):
+    """Once the file `broken` exists, the process that runs it next fails on whatever it is given, and no other."""
+
+    def __init__(self, broken: str) -> None:
+        super().__init__()
+        self._broken = Path(broken)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._broken.exists():
+            chosen = self._broken.with_suffix(".pid")
+            if not chosen.exists():
+                chosen.write_text(str(os.getpid()))
+            if chosen.read_text() == str(os.getpid()):
+                raise RuntimeError("this replica's weights are spoilt")
+        return super().forward(x)
+
+
+class BreaksAtWork(Double):
+    """Works until the first real request, and never again."""
+
+    is_broken = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.is_broken = self.is_broken or bool((x[:, 0] >= 1).any())  # the start tries less
+        if self.is_broken:
             raise ConnectionError("the model cannot reach its weights")
         return super().forward(x)

@@ -19,7 +19,8 @@ from forebay.metrics import Metrics
 from forebay.records import Partition, Record
 from forebay.settings import Settings, load
 from forebay.stream.client_config import consumer_config, producer_config
-from forebay.stream.consumer import Consumer, Member
+from forebay.stream.consumer import Consumer
+from forebay.stream.member import Member
 from forebay.stream.outbox import Outbox
 from forebay.stream.results import Encoder
 from forebay.testing import MemoryBroker, MemoryConsumer, MemoryProducer, make_worker

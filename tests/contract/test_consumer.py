@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from forebay.records import Partition, Record
-from forebay.stream.consumer import Member
+from forebay.stream.member import Member
 from tests.contract.sides import KafkaSide, Notes, Side, receive_until
 from tests.kafka_probe import KafkaProbe, Send
 
@@ -96,6 +96,13 @@ def test_a_note_comes_back_with_its_offset_and_goes_with_the_next_commit(side: S
         consumer.commit({first: 4})
         receive_until(consumer, [], lambda: bool(consumer.commits))
         assert consumer.notes([first, second], 10) == {}
+
+
+def test_the_leaders_of_topics_are_well_where_all_answer(side: Side) -> None:
+    side.send(numbered(0, 1))
+    with joined(side) as (consumer, _):
+        read(consumer, 1)
+        assert consumer.reaches([side.requests], 20)
 
 
 def test_a_commit_backwards_is_taken_and_one_without_offsets_asks_for_none(side: Side) -> None:

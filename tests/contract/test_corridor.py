@@ -13,7 +13,7 @@ from forebay.stream import ahead
 from tests.contract.sides import Notes, Side, receive_until, run_to_end
 from tests.integration.job import answer, ask, ask_binary, check_answers, check_once, error_code, magic
 from tests.kafka_probe import Send
-from tests.models import Magic
+from tests.magic import Magic
 
 
 def check_committed(side: Side) -> None:

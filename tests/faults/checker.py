@@ -1,6 +1,6 @@
 """The checker: whether a run kept what Forebay promises, from what it left behind and nothing else.
 
-Pure: no Kafka client, no clock, no code of the worker. Fifteen invariants, V1 to V15, each a function that yields its
+Pure: no Kafka client, no clock, no code of the worker. Sixteen invariants, V1 to V16, each a function that yields its
 evidence. `check` returns what is broken; `verify` fails a test with it. The names are those of the anomalies.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.faults.history import (
     Fate,
@@ -30,6 +31,9 @@ SHOWN = 8
 ECHOED = frozenset({"kafka_correlationId", "correlation_id", "traceparent", "tracestate", "baggage"})
 VOLATILE = frozenset({"batch-size"})
 """Headers that may differ between two outcomes of one request: they tell of the run, not of the answer."""
+
+RETRIABLE = frozenset({b"deadline_exceeded", b"resource_exhausted", b"internal"})
+"""Error codes after which the request may be sent again under its id."""
 
 MOODS = frozenset({b"deadline_exceeded", b"resource_exhausted", b"poisoned", b"internal"})
 """Error codes that another run of the same request need not have: they tell of the time and the machine."""
@@ -208,6 +212,8 @@ def _is_settled_at(view: View, position: Position, ends: object) -> bool:
     def is_there(record: Logged) -> bool:
         return record.offset < reached.get(record.place, 0)
 
+    if view.is_repeat(view.requests[position]) and not (view.exactly_once and position in view.outcomes_of):
+        return True  # at least once an expelled member may answer it, late, for want of another outcome of its id
     there = [outcome for outcome in view.outcomes_of.get(position, ()) if is_there(outcome)]
     needs_letter = bool(there) and all(map(has_letter, there))
     return bool(there) and (not needs_letter or any(map(is_there, view.letters_of.get(position, ()))))
@@ -237,7 +243,8 @@ def torn(view: View) -> Iterator[str]:
         return
     for record in hidden:
         source = coordinates_of(record) or source_of(record)
-        if source and source[2] < history.committed.get(source[:2], 0) and source not in view.outcomes_of:
+        is_committed = source is not None and source[2] < history.committed.get(source[:2], 0)
+        if source and is_committed and source not in view.outcomes_of and not _is_spared(view, source):
             yield f"{_named(record)} was aborted, but {place_name(source)} is committed"
     for source in view.outcomes_of:
         if source[2] >= history.committed.get(source[:2], 0):
@@ -245,6 +252,12 @@ def torn(view: View) -> Iterator[str]:
     for source, letters in view.letters_of.items():
         if source not in view.outcomes_of:
             yield f"the dead letter of {place_name(source)} is visible at {_named(letters[0])}, its error is not"
+
+
+def _is_spared(view: View, source: Position) -> bool:
+    """Whether a request needs no outcome: its try was aborted, and who read it again knew that its id was answered."""
+    request = view.requests.get(source)
+    return request is not None and view.is_repeat(request)
 
 
 @invariant("V9", "dlq-corrupt", "every error has its dead letter, and a dead letter is its request, byte for byte")
@@ -350,6 +363,22 @@ def fate(view: View) -> Iterator[str]:
             yield f"{key!r} was acknowledged and is there {found[key]} times"
         elif told is Fate.UNKNOWN and found[key] > 1:
             yield f"{key!r} has an unknown fate and is there {found[key]} times"
+
+
+@invariant("V16", "repeated-id", "where ids are deduplicated, a window has one final outcome of an id")
+def repeated_id(view: View) -> Iterator[str]:
+    """An error that asks for another try is not final."""
+    span = view.promise.deduplicate_ms
+    for namesakes in view.namesakes.values() if span else ():
+        final = [one for one in namesakes if not all(map(_asks_again, view.outcomes_of.get(one.position, ())))]
+        for one, other in pairwise(final):
+            apart = view.clocks[other.position] - view.clocks[one.position]
+            if apart <= span and not any(map(_asks_again, view.outcomes_of[one.position])):
+                yield f"{_named(one)} and {_named(other)} were both answered, {apart} ms apart"
+
+
+def _asks_again(outcome: Logged) -> bool:
+    return outcome.header("error-code") in RETRIABLE
 
 
 def _named(record: Logged) -> str:

@@ -34,6 +34,7 @@ class Logged:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int = 0
 
     @property
     def position(self) -> Position:
@@ -102,11 +103,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the run was to keep. `settled` says that it went on until nothing was left to do."""
+    """What the run was to keep. `settled` says that it went on until nothing was left to do.
+
+    With `deduplicate_ms` an id gets one outcome in a window of that length; 0: every request gets one.
+    """
 
     guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
     ordering: Literal["none", "partition", "key"] = "none"
     settled: bool = True
+    deduplicate_ms: int = 0
 
 
 Answers = Callable[[Logged, Logged], "str | None"]
@@ -176,11 +181,41 @@ class View:
                 found[source].append(letter)
         return found
 
+    @cached_property
+    def clocks(self) -> dict[Position, int]:
+        """The newest timestamp of each request's partition when it was written."""
+        found: dict[Position, int] = {}
+        newest: dict[Place, int] = defaultdict(int)
+        for record in sorted(self.history.inputs, key=lambda record: record.position):
+            newest[record.place] = found[record.position] = max(newest[record.place], record.timestamp_ms)
+        return found
+
+    @cached_property
+    def namesakes(self) -> dict[tuple[Place, bytes], list[Logged]]:
+        """The requests of a partition that have one id, in their order."""
+        found: dict[tuple[Place, bytes], list[Logged]] = defaultdict(list)
+        for record in sorted(self.history.inputs, key=lambda record: record.position):
+            found[record.place, ids_of(record)[0]].append(record)
+        return found
+
+    def is_repeat(self, request: Logged) -> bool:
+        """Whether an earlier request of the window has its id, so that it needs no outcome of its own."""
+        span, clock = self.promise.deduplicate_ms, self.clocks[request.position]
+        return span > 0 and any(
+            clock - self.clocks[other.position] <= span
+            for other in self.namesakes[request.place, ids_of(request)[0]]
+            if other.offset < request.offset
+        )
+
     def must_be_answered(self) -> Iterator[Logged]:
-        """Yield the requests that must have an outcome: all that were committed, and in a settled run all there are."""
+        """Yield the requests that must have an outcome: all that were committed, and in a settled run all there are.
+
+        Repeats need none.
+        """
         committed = self.history.committed
         for record in self.history.inputs:
-            if self.promise.settled or record.offset < committed.get(record.place, 0):
+            must = self.promise.settled or record.offset < committed.get(record.place, 0)
+            if must and not self.is_repeat(record):
                 yield record
 
 

@@ -14,7 +14,8 @@ from forebay.custody import Custody
 from forebay.records import Partition
 from forebay.stream import ahead
 from forebay.stream.committer import Committer
-from forebay.stream.offsets import Ledger, Offsets
+from forebay.stream.ledger import Ledger
+from forebay.stream.offsets import Offsets
 from forebay.stream.order import Sequencer
 from forebay.stream.outbox import Outbox
 from forebay.stream.results import Encoder
@@ -138,8 +139,8 @@ def gives_each_request_the_row_of_its_neighbour(patch: Patch) -> None:
     """The classic of batching: the results are right, and go to the wrong callers."""
     results = Encoder.results
 
-    def shifted(self: Encoder, requests: Any, outputs: Any, batch_size: int) -> Any:
-        return results(self, [*requests[1:], requests[0]], outputs, batch_size)
+    def shifted(self: Encoder, requests: Any, *rest: Any) -> Any:
+        return results(self, [*requests[1:], requests[0]], *rest)
 
     patch.setattr(Encoder, "results", shifted)
 
@@ -152,7 +153,7 @@ def writes_a_dead_letter_and_no_error_result(patch: Patch) -> None:
         if outcome.failure is None or self._encoder.dead_letter(outcome) is None:
             produced(self, outcome, tries)
         else:
-            self._acknowledged(outcome)
+            self._delivered(outcome, tries, None, None)
 
     produced, queued = Outbox._produce, TransactionalOutbox._queue
 

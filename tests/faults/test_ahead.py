@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from forebay.stream import ahead
 from tests.integration.job import Job, MakeJob, ask, check_nothing_lost, check_once, error_code, magic
 from tests.kafka_probe import KafkaProbe, eventually
-from tests.models import Magic
+from tests.magic import Magic
 
 TOTAL = 400
 STUCK = {"batch__max_batch_size": 4, "inference__replicas": 2, "inference__execution_timeout_ms": 600_000}

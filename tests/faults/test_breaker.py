@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.job import Job, ask, check_answers, check_once, error_code, magic
-from tests.models import Magic
+from tests.magic import Magic
 
 SIZES = {"batch__max_batch_size": 16}
 

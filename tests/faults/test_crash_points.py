@@ -1,12 +1,12 @@
 """A worker that dies at each place of the way of a request, on a real broker: what is left keeps every invariant.
 
-The places are the failpoints of `forebay.failpoints`. One run goes through all of them, a death after the other, since
-a start of a worker costs more than what it does before it dies; the long variant has a run for each place.
+The places are the failpoints of `forebay.failpoints`. One run goes through several, a death after the other, since a
+start of a worker costs more than what it does before it dies. `make test` dies at the places where a promise could
+break between two systems, and leaves all places to the simulation; `make faults-long` goes through every one of them.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from typing import Any
@@ -18,7 +18,8 @@ from tests.faults.history import Promise
 from tests.integration.job import QUICK, Job, ask, ask_binary, magic
 from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import Send, eventually
-from tests.models import Magic
+from tests.magic import Magic
+from tests.seeds import drawn_seed
 
 SIZES = {"batch__max_batch_size": 16, "model__options": {"seconds": 0.002}, "delivery__commit_interval_ms": 20}
 STATIC = {**QUICK, "group.instance.id": "the-one"}
@@ -31,6 +32,7 @@ PLACES = {
     "at least once": (*ON_THE_WAY, "before_commit", "after_commit"),
     "exactly once": (*ON_THE_WAY, "in_transaction", "before_transaction_commit", "after_transaction_commit"),
 }
+BETWEEN = {"at least once": ("before_commit",), "exactly once": ("before_transaction_commit",)}
 IN_A_REPLICA = ("replica_before_run", "replica_after_run")
 
 
@@ -73,22 +75,33 @@ def die_while_giving_back(job: Job, watch: Watch, **mode: Any) -> WorkerProcess:
     return second
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODES)
-def test_dying_at_every_place_in_turn_breaks_no_promise(job: Job, name: str) -> None:
+def die_at(job: Job, places: tuple[str, ...], chance: random.Random, total: int, name: str) -> None:
+    """Let one worker after the other die, the last two while they drain and give back; check what is left."""
     mode = MODES[name]
-    chance = random.Random(f"{name} 7")
-    job.send(requests(3_000))
+    job.send(requests(total))
     with Watch(job, promise_of(mode)) as watch:
-        for place in PLACES[name]:
+        for place in places:
             die_on_the_way(job, watch, f"{place}=kill@{chance.randrange(2, 7)}", **mode)
         die_while_draining(job, watch, **mode)
         survivor = die_while_giving_back(job, watch, **mode)
         job.await_settled()
         assert survivor.stop() == 0, survivor.text()
     history = watch.verify()
-    assert len(history.faults) == len(PLACES[name]) + 2
-    assert len(history.letters) >= 3_000 // 50
+    assert len(history.faults) == len(places) + 2
+    assert len(history.letters) >= total // 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODES)
+def test_dying_between_the_answer_and_its_commit_breaks_no_promise(job: Job, name: str) -> None:
+    """Between the two, while draining, and while giving a partition back: where only the order of steps helps."""
+    die_at(job, BETWEEN[name], random.Random(7), 3_000, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODES)
+def test_dying_at_every_place_in_turn_breaks_no_promise(job: Job, name: str) -> None:
+    die_at(job, PLACES[name], random.Random(drawn_seed()), 3_000, name)
 
 
 @pytest.mark.parametrize(("name", "place"), list(zip(MODES, IN_A_REPLICA, strict=True)))
@@ -102,7 +115,7 @@ def test_a_replica_that_dies_around_its_run_costs_nothing_but_time(job: Job, nam
     assert worker.events("replica_lost")
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", [pytest.param("at least once", marks=pytest.mark.long), "exactly once"])
 def test_a_worker_that_is_frozen_until_it_is_expelled_and_then_wakes_breaks_no_promise(job: Job, name: str) -> None:
     """The zombie: it wakes behind its answers and before its commit, when its partitions are somebody else's."""
     mode = MODES[name]
@@ -156,11 +169,10 @@ def test_an_error_inside_the_worker_ends_it_with_a_sentence_and_commits_nothing(
     "place", [*PLACES["at least once"], *PLACES["exactly once"][4:], "during_drain", "during_revoke"]
 )
 def test_ten_thousand_requests_survive_three_deaths_at_one_place(job: Job, name: str, place: str) -> None:
-    mode, seed = MODES[name], os.getpid()
+    mode = MODES[name]
     if place not in (*PLACES[name], "during_drain", "during_revoke"):
         pytest.skip(f"a worker that delivers {name} never passes {place}")
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = random.Random(drawn_seed())
     job.send(requests(10_000))
     with Watch(job, promise_of(mode)) as watch:
         for _ in range(3):

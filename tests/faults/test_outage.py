@@ -34,5 +34,6 @@ def test_after_an_outage_the_worker_goes_on_and_repeats_what_was_under_way(
     outcomes = job.await_settled()
     duplicates = check_nothing_lost(outcomes, map(str, range(total)))
     check_answers(outcomes)
+    print(f"{duplicates} of {total} requests answered twice; {sent - committed:.0f} had been sent above the commits")
     assert duplicates <= sent - committed, "it repeats what was committed, or what it had not sent"
     assert worker.stop() == 0

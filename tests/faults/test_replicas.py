@@ -11,7 +11,7 @@ import psutil
 from tests.integration.job import Job, ask, check_answers, check_once, error_code, magic
 from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import eventually, is_gone
-from tests.models import Magic
+from tests.magic import Magic
 
 
 def check_never_rebalanced(worker: WorkerProcess) -> None:

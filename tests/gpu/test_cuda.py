@@ -153,6 +153,24 @@ def test_peaks_and_figures_are_the_allocators(device: Accelerator) -> None:
     assert {"allocated", "reserved", "device_used", "device_total"} <= set(device.memory())
 
 
+def test_batches_go_by_the_measured_peaks_and_never_run_out_of_memory_after_the_warm_up() -> None:
+    total = torch.cuda.mem_get_info()[1]
+    share = open_device("cuda:0", min(20 * 2**30 / total, 0.8))
+    assert isinstance(share, Accelerator)
+    try:
+        bench = pinned(Hungry(), share, limit=32)
+        bench.warm_up()
+        before = torch.cuda.memory_stats()["num_ooms"]
+        assert before, "the warm-up fitted whole, so the test says nothing"
+        for count in (32, 5, 17, 32):
+            check_innocents(bench.run(*ordinary(count)), count, set())
+        assert torch.cuda.memory_stats()["num_ooms"] == before
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_a_share_of_the_device_is_all_that_there_is() -> None:
     share = open_device("cuda:0", 0.01)
     try:

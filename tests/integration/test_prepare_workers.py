@@ -10,7 +10,7 @@ import psutil
 from tests.integration.job import Job, ask, check_answers, check_once, error_code, magic
 from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import eventually, is_gone
-from tests.models import Magic
+from tests.magic import Magic
 
 MODEL = {"model__factory": "tests.models:Prepares", "inference__prepare_workers": 1}
 

@@ -34,10 +34,16 @@ from forebay.cli.app import app
 from forebay.cli.check_kafka import check_kafka
 from forebay.cli.findings import State, exit_code
 from forebay.client import Client, InferenceTimeoutError
-from forebay.errors import ForebayError, KafkaUnavailableError
-from forebay.settings import Kafka, Security, Settings
+from forebay.errors import ConfigError, ForebayError, KafkaUnavailableError
+from forebay.records import Record
+from forebay.settings import Delivery, Kafka, Security, Settings
+from forebay.stream import share_group
+from forebay.stream.client_config import client_config, share_config
+from forebay.stream.leases import Leases
+from forebay.stream.share_consumer import ShareConsumer
 from forebay.wire import build_request
-from tests.kafka_probe import KafkaProbe, Send
+from tests.contract.sides import Notes
+from tests.kafka_probe import KafkaProbe, Send, eventually
 
 ROOT = Path(__file__).parents[2]
 AUTHORIZER = {
@@ -208,6 +214,35 @@ def test_a_worker_answers_with_its_four_rights(gate: Gate, settings: Settings, t
     gate.open_to_all()
     assert len(gate.probe.read_all(kafka.output_topic)) == 2
     assert len(gate.probe.read_all(kafka.dead_letter_topic)) == 1
+
+
+def test_a_share_group_needs_two_rights_more_and_each_missing_one_has_its_sentence(
+    gate: Gate, settings: Settings
+) -> None:
+    config, group = client_config(settings.kafka), settings.kafka.group_id
+    gate.probe.produce(settings.kafka.input_topics[0], [b"one"])
+    shared = settings.model_copy(update={"delivery": Delivery(share_group=True)})
+    gate.admit(settings, "worker")
+    with pytest.raises(ConfigError, match=f"group {group} may not be read .* forebay acls"):
+        share_group.agree(config, shared)
+    assert list(failures(shared)) == [f"share group {group}"]
+    gate.add("group", group, "User:ANONYMOUS", "DescribeConfigs")
+    assert failures(shared) == {}
+    with pytest.raises(
+        ConfigError, match=rf"may not change the group {group} .*kafka-configs.sh .*{share_group.LOCK}="
+    ):
+        share_group.agree(config, shared)
+    gate.add("group", group, "User:ANONYMOUS", "AlterConfigs")
+    terms, changes = share_group.agree(config, shared)
+    assert set(changes) == {share_group.START, share_group.ISOLATION, share_group.LOCK}
+
+    leases = Leases(3)
+    config = share_config(settings.kafka, settings.batch)
+    member = ShareConsumer(config, settings.kafka.input_topics, leases, terms, most=9)
+    member.start(Notes())
+    found: list[Record] = []
+    eventually(lambda: found.extend(member.receive(9, 0.05)) or found, "the record comes", 60)
+    member.close()
 
 
 def test_the_command_prints_the_rights_that_these_tests_grant(settings: Settings, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from tests.project.markdown import ROOT
 
 MEASURE = """
 import time
-start = time.perf_counter()
+start = time.process_time()
 import forebay
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
 
 
@@ -31,6 +31,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_importing_forebay_takes_under_three_tenths_of_a_second() -> None:
+    """Of a core: what others do on this machine does not count."""
     best = min(float(python(MEASURE)) for _ in range(5))
     assert best < 0.3, f"the best of 5 imports took {best:.3f} s; look at python -X importtime -c 'import forebay'"
 

@@ -62,6 +62,9 @@ class FakeReplica:
     def gone(self) -> str | None:
         return None if self.alive else "it was ended by signal 9"
 
+    def hang_up(self) -> None:
+        self.stopped = True
+
     def kill(self) -> bool:
         self.alive = False
         return self.can_be_killed
@@ -74,8 +77,8 @@ class FakeReplica:
     def say(self, message: Any) -> None:
         self.answers.append(encode(message))
 
-    def get_ready(self, taken: Spec = INPUT) -> None:
-        self.say(Ready([taken], [Spec("y", "FP32", [-1])], False, "cpu", 0.1, 0.1, [], []))
+    def get_ready(self, taken: Spec = INPUT, device: str = "cpu") -> None:
+        self.say(Ready([taken], [Spec("y", "FP32", [-1])], False, device, 0.1, 0.1, [], []))
 
     def die(self) -> None:
         self.alive = self.hears = False
@@ -93,7 +96,7 @@ class FakeReplica:
                 told["mistakes"],
                 0.0,
                 0.0,
-                0.001,
+                told.get("took", 0.001),
                 1,
                 {},
                 told.get("left", []),

@@ -301,10 +301,10 @@ def test_memory_that_only_the_batch_in_front_took_is_no_cap() -> None:
     for flight in (first, second):
         back = finished(bench.replica, bench.runner.finish(flight), 0.0)
         assert (back.failures, back.timings.cap) == ([], None)
-    assert not bench.runner.may_overlap
+    assert bench.runner._crowded
     for _ in range(200):
         bench.run(*ordinary(1))
-    assert bench.runner.may_overlap
+    assert not bench.runner._crowded
 
 
 def test_batches_of_any_size_leave_no_memory_behind() -> None:

@@ -314,6 +314,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(idle=st.booleans(), draining=st.booleans())
     def cut(self, idle: bool, draining: bool) -> None:
+        self.expire()  # as the corridor does: before, for those that are late, and after, for whom a cut gave up
         batch = self.found.cut(self.now, free_at=0.0 if idle else inf, draining=draining)
         if batch is None:
             if idle and self.inside:
@@ -328,6 +329,7 @@ class Traffic(RuleBasedStateMachine):
             assert sum(one.item_bytes for one in batch.requests) <= self.bounds.bytes
         self._in_order(batch.requests)
         self._leave(batch.requests)
+        self.expire()
 
     def _in_order(self, taken: list[Request]) -> None:
         """Whoever leaves is the oldest of its lane and level."""

@@ -410,7 +410,26 @@ GOLDEN: dict[str, tuple[str, Callable[[History], History], tuple[str, str]]] = {
         ),
         ("at_least_once", "none"),
     ),
+    "an id that is answered twice in its window": (
+        "V16",
+        lambda h: deduplicated(namesakes(h)),
+        ("at_least_once", "none"),
+    ),
 }
+
+
+def namesakes(history: History) -> History:
+    """The first two requests of a partition, and their outcomes, have one id."""
+
+    def renamed(records: tuple[Logged, ...], position: Callable[[Logged], object]) -> tuple[Logged, ...]:
+        return tuple(replace(one, key=b"0-0") if position(one) == ("in", 0, 1) else one for one in records)
+
+    inputs = renamed(history.inputs, lambda one: one.position)
+    return replace(history, inputs=inputs, outcomes=renamed(history.outcomes, source_of), journal={})
+
+
+def deduplicated(history: History) -> History:
+    return replace(history, promise=replace(history.promise, deduplicate_ms=10))
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
@@ -429,9 +448,34 @@ def test_one_thing_damaged_breaks_one_invariant_and_no_other(name: str) -> None:
 
 def test_every_invariant_has_a_golden_anomaly_and_a_sentence() -> None:
     codes = [one.code for one in INVARIANTS]
-    assert codes == [f"V{number}" for number in range(1, 16)]
+    assert codes == [f"V{number}" for number in range(1, 17)]
     assert {code for code, _, _ in GOLDEN.values()} == set(codes)
     assert all(one.rule and one.look.__doc__ for one in INVARIANTS)
+
+
+def test_a_repeat_needs_no_outcome_where_ids_are_deduplicated_and_only_there() -> None:
+    history = namesakes(small())
+    gone = [one for one in history.outcomes if source_of(one) == ("in", 0, 1)]
+    history = replace(
+        history,
+        outcomes=tuple(one for one in history.outcomes if one not in gone),
+        workers=(),
+    )
+    assert gone
+    verify(deduplicated(history))
+    assert {finding.code for finding in check(history)} >= {"V1", "V6"}
+    far = tuple(replace(one, timestamp_ms=100 * one.offset + 1) for one in history.inputs)
+    assert "V1" in {finding.code for finding in check(deduplicated(replace(history, inputs=far)))}
+
+
+def test_after_an_error_that_asks_for_another_try_an_id_may_be_answered_again() -> None:
+    history = namesakes(small())
+    retry = [one for one in history.outcomes if source_of(one) == ("in", 0, 0)]
+    failed = outcome(history.inputs[0], *retry[0].place[1:], retry[0].offset, "deadline_exceeded")
+    history = replace(
+        history, outcomes=tuple(failed if one in retry else one for one in history.outcomes), workers=(), answers=None
+    )
+    verify(deduplicated(history))
 
 
 def test_a_duplicate_that_a_fault_explains_is_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from forebay.cli.app import app
 from forebay.cli.check_machine import FIXES, _answer, _port
 from forebay.cli.findings import Finding, State, as_json, exit_code, failed, ok, print_findings, skipped, warning
+from forebay.cli.model_probe import probe
 from forebay.cli.topics import topics_command
 from forebay.settings import Ops
 from forebay.stream.addresses import connect_to
@@ -95,16 +97,25 @@ def test_a_model_process_that_dies_is_an_answer() -> None:
     ],
 )
 def test_a_model_that_does_not_load_is_advised_on_by_its_cause(
-    tmp_path: Path, source: str, factory: str, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, factory: str, cause: str
 ) -> None:
+    """The question is answered in this process here, to save six starts of torch; `test_cli_tools` asks a real one."""
     pytest.importorskip("torch")
+    monkeypatch.setattr(subprocess, "run", _probed_here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
     (tmp_path / "broken.py").write_text(source)
     config = tmp_path / "w.yaml"
     config.write_text(f'model: {{name: m, factory: "{factory}"}}\nops: {{port: 0}}\n')
     command = ["check", "--json", "-c", str(config), "-b", "127.0.0.1:1"]
     result = CliRunner().invoke(app, command, standalone_mode=False)
     found = {one["question"]: one for one in json.loads(result.output)["findings"]}["model m"]
+    sys.modules.pop("broken", None)
     assert found["fix"] == FIXES[cause].format(name="m"), found
+
+
+def _probed_here(*_: object, input: bytes, **__: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.CompletedProcess([], 0, json.dumps(probe(input)).encode(), b"")
 
 
 def test_a_fix_names_the_broker_command_with_the_configured_port() -> None:

@@ -32,10 +32,10 @@ def plain(markup: str) -> str:
 def test_a_result_is_a_line_and_a_document() -> None:
     value, headers = build_result({"y": np.array([[0.5, 2]], np.float32), "t": [b"[red]", b"\xff"]}, id="r", model="m")
     one = record(value, [*headers, ("batch-size", b"3"), ("source", b"in/0/1")])
-    assert plain(as_line(read_outcome(one))) == "ok y float32[1, 2] 0.5 2  t '[red]', '\\\\xff' batch 3"
+    assert plain(as_line(read_outcome(one))) == "ok y FP32[1, 2] 0.5 2  t '[red]', '\\\\xff' batch 3"
     told = json.loads(json.dumps(record_as_json(one)))
     assert told["outputs"] == {
-        "y": {"datatype": "float32", "shape": [1, 2], "data": [[0.5, 2.0]]},
+        "y": {"datatype": "FP32", "shape": [1, 2], "data": [[0.5, 2.0]]},
         "t": {"datatype": "BYTES", "shape": [2], "data": ["[red]", {"base64": "/w=="}]},
     }
     assert (told["status"], told["id"], told["source"], told["batch_size"]) == ("ok", "r", "in/0/1", 3)
@@ -65,7 +65,7 @@ def test_numbers_that_json_lacks_become_text() -> None:
 def test_a_long_row_shows_its_largest_with_their_places() -> None:
     row = np.zeros((1, 1000), np.float32)
     row[0, 281], row[0, 5] = 0.9, 0.1
-    assert plain(summary(row)) == "float32[1, 1000] largest #281: 0.9, #5: 0.1, #0: 0"
+    assert plain(summary(row)) == "FP32[1, 1000] largest #281: 0.9, #5: 0.1, #0: 0"
     assert plain(summary(np.zeros((2, 10), np.int8))).endswith("0 0 0 0 0 0 0 0 …")
     assert plain(summary([b"a"] * 5)) == "'a', 'a', 'a' … 5 elements"
 

@@ -478,24 +478,6 @@ def test_a_curve_is_saved_and_read_again(
         plan("--rate", "8", "--curve", str(curve_file), "--save-curve", str(tmp_path / "absent" / "c.json"))
 
 
-def test_a_model_is_measured_as_the_worker_would_start_it(plan: Callable[..., tuple[str, int]], tmp_path: Path) -> None:
-    saved = tmp_path / "curve.json"
-    options = ("-s", "model.factory=tests.models:Double", "-s", "model.name=double", "-s", "inference.device=cpu")
-    text, _ = plan(
-        "--rate", "50", "--requests", "200", "--max-batch-size", "4", "--save-curve", str(saved), "--json", *options
-    )
-    curve = json.loads(text)["curve"]
-    assert curve["model"] == "double"
-    assert [point["rows"] for point in curve["points"]] == [1, 2, 4]
-    assert all(point["p50_ms"] > 0 for point in curve["points"])
-    assert read(saved).largest == 4
-
-
-def test_a_model_that_does_not_load_ends_the_plan_with_its_reason(plan: Callable[..., tuple[str, int]]) -> None:
-    with pytest.raises(ConfigError, match="no_such_module"):
-        plan("--rate", "50", "-s", "model.factory=no_such_module:Nothing")
-
-
 def test_a_traffic_knows_its_rate() -> None:
     traffic = Traffic(from_rate(500, 4_000, 1, 3).arrivals, "here")
     faster = traffic.at_rate(50.0, 1_000)

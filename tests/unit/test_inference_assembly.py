@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from forebay.inference.assembly import build_pool
+from forebay.inference.loading import load as load_model
 from forebay.inference.loading import load_shared
 from forebay.inference.messages import Start
 from forebay.settings import load
@@ -48,13 +49,13 @@ def test_processes_divide_the_memory_of_a_device_and_threads_share_one_model(
 
 def test_threads_load_a_model_once_and_nobody_keeps_it_when_they_are_gone() -> None:
     told = start(factory="tests.models:Plain", search=[str(Path.cwd())], sharing=2)
-    first = load_shared(told, torch.device("cpu"))
-    assert load_shared(told, torch.device("cpu")) is first
+    first = load_shared(told, lambda: load_model(told, torch.device("cpu")))
+    assert load_shared(told, lambda: load_model(told, torch.device("cpu"))) is first
     other = start(factory="tests.models:Plain", search=[str(Path.cwd())], sharing=2, options={"seconds": 1.0})
-    assert load_shared(other, torch.device("cpu")) is not first
+    assert load_shared(other, lambda: load_model(other, torch.device("cpu"))) is not first
     before = id(first)
     first.mark = True  # type: ignore[attr-defined]
     del first
     gc.collect()
-    again = load_shared(told, torch.device("cpu"))
+    again = load_shared(told, lambda: load_model(told, torch.device("cpu")))
     assert not hasattr(again, "mark"), before

@@ -101,7 +101,7 @@ def test_training_mode_is_found_however_deep_it_hides() -> None:
             self.net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Dropout())).eval()
             self.net[0][0].train()
 
-    with pytest.raises(ModelError, match=r"0\.0 is in training mode"):
+    with pytest.raises(ModelError, match=r"0\.0 \(Dropout\) is in training mode"):
         verify_eval(Deep())
 
 

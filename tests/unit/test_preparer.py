@@ -121,6 +121,25 @@ def test_a_cost_that_is_no_number_above_nothing_is_an_error_of_the_model(cost: A
     assert "it must be a number above 0" in failure.message
 
 
+@pytest.mark.parametrize("made", [[[0.5, 1.0]], [[1.0, math.nan]], [[1e30, 1.0]], np.array([[2**40, 1]])])
+def test_numbers_that_the_declared_type_cannot_hold_are_that_requests_error_and_are_not_rounded(made: Any) -> None:
+    """Fractions for a declared INT64 were cut off without a word, and large numbers wrapped around."""
+
+    class Rounds(Prepared):
+        prepared = (TensorSpec("ids", "INT32", [-1, -1], pad=0),)
+
+        def prepare(self, text: list[bytes]) -> Any:
+            return made if text == [b"wrong"] else [[3.0, 4.0]]  # whole numbers may come as fractions' type
+
+    texts = {"a": b"fine", "b": b"wrong"}
+    back = Bench(Rounds()).run(*[request(name, tensors=[[text]], shapes=[(1,)]) for name, text in texts.items()])
+    assert np.frombuffer(answers(back)["a"][0].content, "<i4").tolist() == [3, 4]  # type: ignore[arg-type]
+    [(guilty, failure)] = back.failures
+    assert (guilty.id, failure.code) == ("b", Code.MODEL_ERROR)
+    assert "ids as torch." in failure.message
+    assert "declared INT32 cannot hold" in failure.message
+
+
 def test_a_prepared_tensor_of_the_name_cost_is_a_tensor() -> None:
     class Costs(Prepared):
         prepared = (TensorSpec("cost", "INT64", [-1, -1], pad=0),)

@@ -13,6 +13,7 @@ from torch import nn
 from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import open_device
+from forebay.inference.samples import distinct_rows
 from forebay.inference.selfcheck import SelfCheck, self_check
 from tests.unit.models import Echo, Padded, Prepared, Sums, Words
 from tests.unit.test_runner import Bench
@@ -104,6 +105,103 @@ def test_rounded_bytes_may_be_one_apart() -> None:
         return (x.sum(1) * 10).to(torch.uint8) + (len(x) > 1)
 
     assert checked(Echo(pixels, TensorSpec("y", "UINT8", [-1]))).difference == 0.0
+
+
+# ---------------------------------------------------------------------- ties and quantised numbers
+
+
+def a_tie(x: torch.Tensor, influence: Any) -> torch.Tensor:
+    """Return labels of which that of the first row of the self-check is decided by its last bits."""
+    edge = float(distinct_rows(Echo(lambda y: y), 4)[0]["x"][0, 0])
+    return (x[:, 0].double() + influence(x) > edge).long()
+
+
+LABEL = TensorSpec("label", "INT64", [-1])
+
+
+def test_a_label_near_a_tie_that_a_batchs_size_flips_is_noted_and_not_refused() -> None:
+    """A model that gives labels alone was refused where one row was near a tie, which in 16 bits is not rare."""
+    found = checked(Echo(lambda x: a_tie(x, lambda y: 1e-6 * (len(y) > 1)), LABEL))
+    assert found.notes == ["1 of 4 rows give another answer in a batch than alone, as near a tie: rounding decides"]
+    assert found.compared
+
+
+def test_a_label_that_the_neighbours_flip_is_refused_even_if_it_is_one_of_many() -> None:
+    def spread(x: torch.Tensor) -> Any:
+        return 1e-6 * bool((x != x[:1]).any())
+
+    with pytest.raises(ModelError, match="influence each other"):
+        checked(Echo(lambda x: a_tie(x, spread), LABEL))
+
+
+def test_labels_that_all_depend_on_a_batchs_size_are_refused() -> None:
+    with pytest.raises(ModelError, match="influence each other"):
+        checked(Echo(lambda x: torch.full((len(x),), len(x)), LABEL))
+
+
+def test_where_too_few_rows_tell_more_are_asked() -> None:
+    """Two of the first four rows are near a tie, and only these of all sixteen."""
+    ties = torch.stack([row["x"][0, 0] for row in distinct_rows(Echo(lambda y: y), 4)[:2]]).double()
+
+    def answer(x: torch.Tensor) -> torch.Tensor:
+        near = (x[:, 0].double()[:, None] == ties).any(1)
+        return (near & (len(x) > 1)).long()
+
+    found = checked(Echo(answer, LABEL))
+    assert found.notes == ["2 of 16 rows give another answer in a batch than alone, as near a tie: rounding decides"]
+    with pytest.raises(ModelError, match="influence each other"):
+        checked(Echo(answer, LABEL), limit=4)
+
+
+def test_a_label_near_a_tie_that_padding_flips_is_noted() -> None:
+    class Counts(Model):
+        inputs = IDS
+        outputs = (LABEL,)
+
+        def forward(self, ids: torch.Tensor) -> Any:
+            real = (ids != 0).sum(1)
+            return real + (real == 8) * (ids.shape[1] > 8)
+
+        def example(self) -> Mapping[str, Any]:
+            return {"ids": torch.ones(1, 16, dtype=torch.long)}
+
+    found = checked(Counts(), limit=4)
+    assert found.notes[0] == "1 of 4 rows give another answer padded than alone, as near a tie: rounding decides"
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_dynamic_quantisation_whose_scale_is_the_whole_batchs_is_not_refused(labels: bool) -> None:
+    """It was: a neighbour moves the scale, and with it every row by about a step of 8 bits."""
+
+    class Quantised(Net):
+        outputs = (LABEL,) if labels else SCORES
+
+        def load(self, device: torch.device) -> None:
+            super().load(device)
+            self.net = torch.ao.quantization.quantize_dynamic(self.net, {nn.Linear}, dtype=torch.qint8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            scores = super().forward(x)
+            return scores.argmax(1) if labels else scores
+
+    found = checked(Quantised())
+    assert found.compared
+    assert found.difference <= 5e-2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_model_that_mixes_its_rows_is_refused_all_the_same() -> None:
+    class Mixed(Net):
+        def load(self, device: torch.device) -> None:
+            super().load(device)
+            self.net = torch.ao.quantization.quantize_dynamic(self.net, {nn.Linear}, dtype=torch.qint8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x - x.mean(0))
+
+    with pytest.raises(ModelError, match="influence each other"):
+        checked(Mixed())
 
 
 # ---------------------------------------------------------------------- what is refused

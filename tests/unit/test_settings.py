@@ -138,10 +138,8 @@ def test_one_model_or_a_list_of_models_is_served() -> None:
 
 
 def test_the_same_model_twice_is_refused() -> None:
-    models = [{"name": "a", "factory": "m:A"}, {"name": "a", "factory": "m:B"}]
-    assert "same name and version" in refused(models=models)
-    versions = [{**model, "version": str(number)} for number, model in enumerate(models)]
-    assert len(load(None, {"models": versions}).served) == 2
+    models = [{"name": "a", "factory": "m:A"}, {"name": "a", "factory": "m:B", "version": "2"}]
+    assert "two entries have the name 'a'" in refused(models=models)
 
 
 def test_model_and_models_together_are_refused() -> None:
@@ -200,7 +198,7 @@ def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.Monke
      ("batch.dispatch", "lazy"),
      ("kafka.auto_offset_reset", "never"), ("kafka.group_protocol", "new"), ("delivery.guarantee", "at_most_once"),
      ("delivery.max_attempts", 0), ("inference.replicas", 0), ("inference.executor", "gpu"), ("ops.port", 70_000),
-     ("inference.precision", "int8"), ("limits.max_request_bytes", 1), ("ops.log_level", "loud")],
+     ("inference.precision", "int2"), ("limits.max_request_bytes", 1), ("ops.log_level", "loud")],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_with_its_key(key: str, value: Any) -> None:
     assert key in refused(**{key.replace(".", "__"): value})
@@ -301,3 +299,24 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert (found.delivery.guarantee, found.delivery.max_attempts) == ("at_least_once", 3)
     assert (found.delivery.drain_timeout_ms, found.inference.execution_timeout_ms) == (25_000, 30_000)
     assert (found.inference.executor, found.ops.port) == ("process", 8080)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"delivery.guarantee": "exactly_once"}, "share_group has no transactions"),
+        ({"delivery.ordering": "key"}, "share_group keeps no order"),
+        ({"delivery.deduplicate_ms": 1000}, "share_group delivers two records of one id to different workers"),
+        ({"kafka.group_protocol": "consumer"}, "kafka.group_protocol consumer does not go with delivery.share_group"),
+        ({"kafka.auto_offset_reset": "error"}, "kafka.auto_offset_reset error does not go with delivery.share_group"),
+        (
+            {"batch.dispatch": "linger", "batch.linger_for": "backlog"},
+            "batch.linger_for backlog does not go with delivery.share_group",
+        ),
+    ],
+)
+def test_queue_mode_refuses_what_does_not_go_with_it(change: dict[str, object], sentence: str) -> None:
+    load(None, {"delivery.share_group": True})
+    load(None, change)
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, {"delivery.share_group": True, **change})

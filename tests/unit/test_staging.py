@@ -57,6 +57,15 @@ def test_rows_of_one_shape_lie_one_behind_the_other(datatype: str) -> None:
     assert (job.number, job.requests, job.rows, job.shapes) == (7, 3, [], [])
 
 
+def test_a_batch_that_is_larger_than_its_slot_is_found_before_anybody_reads_it() -> None:
+    staging = Staging(SlotSize(128, 1_024), 2)
+    spec = model(("FP32", (16,), None))
+    rows = [asking(np.ones((1, 16), "<f4")) for _ in range(3)]
+    staging.write(batch_of(*rows[:2]), spec)
+    with pytest.raises(AssertionError, match="batch 7 does not fit into its slot"):
+        staging.write(batch_of(*rows), spec)
+
+
 def test_requests_of_several_rows_say_how_many() -> None:
     arrays = [np.full((rows, 2), rows, "<f4") for rows in (1, 3, 2)]
     staging = Staging(SIZE, 2)

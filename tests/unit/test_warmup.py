@@ -103,6 +103,28 @@ def test_a_model_that_takes_no_zeros_is_told_to_give_an_example() -> None:
         Bench(Broken()).warm_up()
 
 
+def test_a_normalisation_in_training_mode_is_told_in_one_clear_sentence() -> None:
+    """It said only `Expected more than 1 value per channel when training`: a batch of one row has no variance."""
+
+    class Trains(Sums):
+        def load(self, device: torch.device) -> None:
+            super().load(device)
+            self.norm = torch.nn.BatchNorm1d(4).eval()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.norm.train()
+            return self.norm(x).sum(1)
+
+    class Functional(Sums):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.nn.functional.batch_norm(x, None, None, training=True).sum(1)
+
+    with pytest.raises(ModelError, match=r"Trains: BatchNorm1d is in training mode.*must not call train\(\)$"):
+        Bench(Trains()).warm_up()
+    with pytest.raises(ModelError, match=r"would mix a batch's requests: call it with training=False$"):
+        Bench(Functional()).warm_up()
+
+
 def test_batches_run_in_allowed_shapes_only_and_results_are_cut_back() -> None:
     model = Shapes()
     bench = Bench(model, limit=8, sizes=[2, 8], buckets=[4, 8])

@@ -77,7 +77,7 @@ def codes(broker: MemoryBroker) -> dict[str, str]:
 class Scene:
     """A worker whose replicas are the test's, turn by turn, on a clock that moves a millisecond per look."""
 
-    def __init__(self, partitions: int = 1, *, max_attempts: int = 3, **values: Any) -> None:
+    def __init__(self, partitions: int = 1, *, max_attempts: int = 3, max_restarts: int = 5, **values: Any) -> None:
         self.broker = memory_broker(partitions)
         self.clock = ManualClock(step=0.001)
         self.settings = settings(**values)
@@ -88,7 +88,9 @@ class Scene:
         limit = self.settings.batch.max_batch_size
         start = Start("model", "1", "f", None, None, {}, "cpu", "fp32", None, limit, SIZE.total, SIZE.inputs, 2, [])
         self.worker._pool.stop()
-        pool = Pool([Replica("r", start, self.replica, Staging(SIZE, 2))], Limits(30.0, 60.0, max_attempts, 5))
+        pool = Pool(
+            [Replica("r", start, self.replica, Staging(SIZE, 2))], Limits(30.0, 60.0, max_attempts, max_restarts)
+        )
         self.worker._pool = self.worker._rooms.pool = self.worker._observer._pool = pool
         self.pool = pool
 

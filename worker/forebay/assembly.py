@@ -11,17 +11,22 @@ from forebay.batching.batcher import Batcher
 from forebay.batching.padding import Axes
 from forebay.batching.policy import Policy
 from forebay.batching.sizes import Bounds
-from forebay.inference.assembly import build_pool, build_preparers
+from forebay.inference.assembly import build_pool, build_preparers, preparers_of, replicas_of
+from forebay.inference.pool import Pool
+from forebay.inference.replicas import Replica
 from forebay.records import Signature
 from forebay.rooms import Rooms
-from forebay.settings import Batch, Settings
-from forebay.stream.client_config import consumer_config, producer_config
+from forebay.settings import Batch, ModelSettings, Settings
+from forebay.stream.client_config import consumer_config, producer_config, share_config
 from forebay.stream.committer import Committer, Committing
 from forebay.stream.consumer import Consumer
 from forebay.stream.identity import transactional_id
+from forebay.stream.leases import Leases
 from forebay.stream.offsets import Offsets
 from forebay.stream.outbox import Outbox, Outgoing
 from forebay.stream.results import Encoder
+from forebay.stream.share_committer import ShareCommitter
+from forebay.stream.share_consumer import Service, ShareConsumer, Sharing
 from forebay.stream.transaction_offsets import TransactionalCommitter
 from forebay.stream.transactions import TransactionalOutbox
 
@@ -29,8 +34,15 @@ _OVERHEAD = 0.003
 """Seconds that a request spends outside the model: from Kafka to its batch and from there to the acknowledgement."""
 
 
-def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int]) -> Rooms:
-    """Return the rooms of a real worker. `limits` maps topics to their largest message in bytes, where it is known."""
+def build_rooms(
+    settings: Settings, search: Sequence[Path], limits: Mapping[str, int], sharing: Sharing | None = None
+) -> Rooms:
+    """Return the rooms of a real worker. `limits` maps topics to their largest message in bytes, where it is known.
+
+    `sharing` is for queue mode.
+    """
+    if sharing is not None:
+        return build_queue_rooms(settings, search, limits, sharing)
     kafka, delivery = settings.kafka, settings.delivery
     consumer = Consumer(consumer_config(kafka, settings.batch), kafka.input_topics)
     interval = delivery.commit_interval_ms / 1000
@@ -50,10 +62,49 @@ def build_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str,
 
     def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
         if isinstance(outbox, TransactionalOutbox):
-            return TransactionalCommitter(outbox, offsets, interval)
+            return TransactionalCommitter(outbox, offsets, interval, consumer)
         return Committer(consumer, offsets, interval, remembers=delivery.order_of_results == "none")
 
     return assemble(settings, search, consumer=consumer, make_outbox=make_outbox, make_committer=make_committer)
+
+
+def build_queue_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int], sharing: Sharing) -> Rooms:
+    """Return the rooms of a worker in queue mode: another member, another ledger, acknowledgements, no commits."""
+    kafka, delivery = settings.kafka, settings.delivery
+    leases = Leases(delivery.max_attempts)
+    consumer = ShareConsumer(
+        share_config(kafka, settings.batch),
+        kafka.input_topics,
+        leases,
+        sharing,
+        most=settings.batch.queue_size,
+        service=lambda: service_of(rooms.pool),
+    )
+
+    def make_outbox(encoder: Encoder) -> Outgoing:
+        outbox = Outbox(producer_config(kafka, delivery), encoder, kafka.dead_letter_topic)
+        outbox.limits = dict(limits)
+        return outbox
+
+    def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
+        return ShareCommitter(consumer, delivery.commit_interval_ms / 1000)
+
+    rooms = assemble(
+        settings, search, consumer=consumer, make_outbox=make_outbox, make_committer=make_committer, offsets=leases
+    )
+    return rooms
+
+
+def service_of(pool: Pool) -> Service | None:
+    """Return how fast the replicas are by what their warm-up has measured; None where it measured nothing."""
+    curves = {model: curve for model, curve in pool.curves.items() if curve}
+    if not curves:
+        return None
+    rates = [
+        max(rows / max(seconds, 1e-6) for _, rows, seconds in curve) * max(pool.ready_count(model), 1)
+        for model, curve in curves.items()
+    ]
+    return Service(min(rates), max(seconds for curve in curves.values() for _, _, seconds in curve))
 
 
 def assemble(settings: Settings, search: Sequence[Path], **kafka_side: Any) -> Rooms:
@@ -62,9 +113,15 @@ def assemble(settings: Settings, search: Sequence[Path], **kafka_side: Any) -> R
     policy = policy_of(settings.batch)
     sections = (settings.inference, settings.batch, settings.delivery)
     pool = build_pool(settings.served, sections, search, numbers)
+
+    def make_successors(model: ModelSettings, generation: int) -> tuple[list[Replica], list[Replica]]:
+        replicas = replicas_of(model, len(settings.served), sections[:2], search, generation)
+        return replicas, preparers_of(model, sections[:2], search)
+
     return Rooms(
         pool=pool,
         preparers=build_preparers(settings.served, sections, search, numbers, pool.poller),
+        make_successors=make_successors,
         make_batcher=lambda signature: Batcher(signature.model, policy, numbers, axes_of(signature)),
         **kafka_side,
     )

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between two tries while a breaker is open: each is twice the one before."""
 
+MOST_TRIES = 4
+"""Tries of a broken model in a bounded run, over 15 seconds, before it gives up: it would never end."""
+
 MEND = "nothing is answered or committed meanwhile; mend the model, its files or what it calls, or restart the worker"
 
 
@@ -31,15 +34,20 @@ class _Open:
     """An open breaker."""
 
     again_at: float
+    why: str
     pause: float = FIRST_PAUSE
     tries: int = 0
 
 
 class Breakers:
-    """The breakers of the served models. `enabled` False answers every failure as it comes."""
+    """The breakers of the served models. `enabled` False answers every failure as it comes.
 
-    def __init__(self, enabled: bool) -> None:
+    `beside` are those of the models' preparers, which are as hopeless.
+    """
+
+    def __init__(self, enabled: bool, beside: Breakers | None = None) -> None:
         self._enabled = enabled
+        self._beside = beside
         self._open: dict[str, _Open] = {}
         self.changes: deque[Change] = deque()
 
@@ -62,6 +70,21 @@ class Breakers:
             found.pause = min(found.pause * 2, LONGEST_PAUSE)
             found.again_at = now + found.pause
 
+    def retry(self, model: str) -> None:
+        """Let a batch of the model run at once: it may have been mended."""
+        if (found := self._open.get(model)) is not None:
+            found.again_at, found.pause = float("-inf"), FIRST_PAUSE
+
+    def hopeless(self) -> str | None:
+        """Say which model a bounded run waits for in vain; None while there is hope, which costs nothing to ask."""
+        for model, found in self._open.items():
+            if found.tries >= MOST_TRIES:
+                return (
+                    f"model {model} fails its own warm-up example, too, after {found.tries} more tries ({found.why}); "
+                    "nothing that waits for it was answered or committed: mend it and start again"
+                )
+        return self._beside.hopeless() if self._beside is not None else None
+
     def holds(self, model: str, unsound: str, *, tells: bool, now: float) -> bool:
         """Take in a batch that came back; True where its requests have to wait again.
 
@@ -71,10 +94,10 @@ class Breakers:
         found = self._open.get(model)
         if unsound and self._enabled:
             if found is None:
-                found = self._open[model] = _Open(now + FIRST_PAUSE)
+                found = self._open[model] = _Open(now + FIRST_PAUSE, unsound)
                 self.changes.append(Change(model, "opened", unsound, 0))
             else:
-                found.again_at = max(found.again_at, now + found.pause)
+                found.again_at, found.why = max(found.again_at, now + found.pause), unsound
                 if found.tries:  # else it ran already when the breaker opened
                     self.changes.append(Change(model, "still open", unsound, found.tries))
             return True

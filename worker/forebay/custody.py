@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Protocol
 
 from forebay.inference.pool import Pool
 from forebay.records import Outcome, Partition, Record, Request
+from forebay.sections.delivery import Delivery
+from forebay.stream.duplicates import Asked
+from forebay.stream.lookback import lookback_of
+from forebay.stream.member import Member
 from forebay.stream.offsets import Offsets
 from forebay.stream.order import Sequencer
 from forebay.stream.outbox import Outgoing
@@ -30,12 +34,21 @@ class Queue(Protocol):
 class Custody:
     """The records of one worker between reading and settling."""
 
-    def __init__(self, order_of_results: Literal["none", "partition", "key"]) -> None:
-        self.offsets = Offsets()
+    def __init__(self, delivery: Delivery, consumer: Member, offsets: Offsets) -> None:
+        self.offsets = offsets
+        self.lookback = lookback_of(delivery, consumer)
         self.bytes = 0
         self.requests = 0
-        self._sequencer = Sequencer(order_of_results)
-        self._in_order = order_of_results != "none"
+        self.closed = 0
+        self._sequencer = Sequencer(delivery.order_of_results)
+        self._in_order = delivery.order_of_results != "none"
+        self._freed: list[Outcome] = []
+
+    def assigned(self, partitions: Collection[Partition]) -> None:
+        """Open the ledgers of newly assigned partitions."""
+        self.offsets.assigned(partitions)
+        if self.lookback is not None:
+            self.lookback.assigned(partitions)
 
     def take(self, records: Iterable[Record]) -> list[Record]:
         """Take records that were read; return those that need an answer and whose partition is assigned."""
@@ -70,7 +83,10 @@ class Custody:
         if not self.offsets.holds(outcome.record):
             self.give_back(outcome.record)
             return []
-        return self._sequencer.release(outcome) if self._in_order else [outcome]
+        if not self._in_order:
+            return [outcome]
+        freed = self.take_freed()  # they stand before it in its line
+        return [*freed, *self._sequencer.release(outcome)]
 
     def release_all(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Do the same for all outcomes of a batch."""
@@ -87,9 +103,35 @@ class Custody:
     def close(self, outcomes: Collection[Outcome]) -> None:
         """Close the positions of acknowledged outcomes."""
         records = [outcome.record for outcome in outcomes]
+        self.closed += len(records)
         self.offsets.closed_all(records)
         self.bytes -= sum([len(record.value) for record in records if record.value])
         self.requests -= len(records)
+
+    def pass_over(self, records: Collection[Record]) -> None:
+        """Close the positions of records that get no outcome of their own: their id was answered already."""
+        self.offsets.closed_all(records)
+        self.bytes -= sum([len(record.value) for record in records if record.value])
+        self.requests -= len(records)
+        if self._in_order:
+            self._freed += [leaving for record in records for leaving in self._sequencer.passed_over(record)]
+
+    def take_freed(self) -> list[Outcome]:
+        """Return the outcomes that had waited in their line for a record which was passed over since."""
+        if not self._freed:
+            return []
+        freed, self._freed = self._freed, []
+        return [outcome for outcome in freed if self.keeps(outcome.record)]
+
+    @property
+    def unanswered(self) -> int:
+        """Records that are going to have an outcome of their own."""
+        return self.requests - self.waiting
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait for the outcome of an earlier one with their id."""
+        return 0 if self.lookback is None else self.lookback.duplicates.waiting
 
     def abandon(
         self, partitions: set[Partition], queues: Collection[Queue], pool: Pool, *, keep_overtaken: bool = False
@@ -104,20 +146,24 @@ class Custody:
         def concerns(request: Request) -> bool:
             return (request.record.topic, request.record.partition) in partitions
 
-        gone = pool.drop(concerns)
-        floors = self._begun(partitions, chain(gone, *queues)) if keep_overtaken else {}
+        repeats: Iterable[Asked] = () if self.lookback is None else self.lookback.duplicates
+        waiting = chain(pool.leftovers, *queues, repeats)
+        floors = self._begun(partitions, waiting) if keep_overtaken else {}
 
         def is_above(request: Request) -> bool:
             record = request.record
             return concerns(request) and record.offset > floors.get((record.topic, record.partition), -1)
 
-        gone += [request for queue in queues for request in queue.drop(is_above)]
-        for request in gone:
-            self.offsets.abandoned(request.record)
-            self.give_back(request.record)
-        return len(gone)
+        gone = [request for queue in (pool, *queues) for request in queue.drop(is_above)]
+        records = [request.record for request in gone]
+        if self.lookback is not None:
+            records += [asked.record for asked in self.lookback.duplicates.abandoned(records)]
+        for record in records:
+            self.offsets.abandoned(record)
+            self.give_back(record)
+        return len(records)
 
-    def _begun(self, partitions: set[Partition], waiting: Iterable[Request]) -> dict[tuple[str, int], int]:
+    def _begun(self, partitions: set[Partition], waiting: Iterable[Asked]) -> dict[tuple[str, int], int]:
         """Return the highest offset of each partition that is not among the waiting requests."""
         offsets: dict[tuple[str, int], set[int]] = {partition: set() for partition in partitions}
         for request in waiting:
@@ -131,6 +177,8 @@ class Custody:
         unsent = outbox.forget(partitions) if self.is_busy_with(partitions) else []
         for outcome in [*self._sequencer.forget(partitions), *unsent]:
             self.give_back(outcome.record)
+        for asked in () if self.lookback is None else self.lookback.forgotten(partitions):
+            self.give_back(asked.record)
         self.offsets.forgotten(partitions)
 
     def is_busy_with(self, partitions: set[Partition]) -> bool:

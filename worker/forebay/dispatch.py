@@ -14,6 +14,7 @@ from forebay.inference.pool import Pool
 from forebay.inference.replicas import Finished
 from forebay.observe import Observer
 from forebay.records import Code, Failure, Reason, Request
+from forebay.turns import Turns
 
 _PASSED = "the deadline passed before the request ran"
 
@@ -38,9 +39,23 @@ class Dispatch:
         self._observer = observer
         self._breakers = breakers
         self._more = more
-        for model, batcher in batchers.items():
-            for bucket, rows, seconds in pool.curves.get(model, ()):
-                batcher.curve.seed([(rows, seconds)], bucket)
+        self._turns = Turns(batchers, pool, breakers)
+        for model in batchers:
+            self._seed(model)
+
+    def renew(self, model: str) -> None:
+        """Forget what was measured of a model: another one serves under its name, and was measured at its start."""
+        self._batchers[model].curve.forget()
+        self._batchers[model].caps.forget()
+        self._seed(model)
+
+    def _seed(self, model: str) -> None:
+        for bucket, rows, seconds in self._pool.curves.get(model, ()):
+            self._batchers[model].curve.seed([(rows, seconds)], bucket)
+
+    def take_back(self, model: str, unwanted: Callable[[Request], bool]) -> list[Request]:
+        """Remove and return the waiting requests of a model that `unwanted` picks."""
+        return self._batchers[model].drop(unwanted)
 
     def expired(self, now: float) -> Iterator[tuple[Request, Failure]]:
         """Remove and yield the requests that cannot be answered by their deadline, waiting or staged."""
@@ -53,21 +68,28 @@ class Dispatch:
     def submit(self, now: float, *, draining: bool) -> None:
         """Cut the batches that are due and stage them at the replicas."""
         more = None
-        for model, batcher in self._batchers.items():
-            while batcher.requests and (free_at := self._pool.free_at(model)) is not None:
+        self._pool.check_idle(now, self._breakers.is_open)
+        for model in self._turns.order():
+            batcher = self._batchers[model]
+            while batcher.requests and (free_at := self._turns.free_at(model, now)) is not None:
                 if not self._breakers.lets(model, now):
                     break
                 if more is None:
                     more = True if self._more is None else self._more()
                 batch = batcher.cut(now, free_at=free_at, draining=draining, more=more)
                 if batch is None:
+                    self._turns.passes(model)
                     break
+                self._turns.began(model)
                 self._pool.submit(batch, now)
                 self._breakers.began(model, now)
                 self._observer.cut(batch, now, batcher)
 
     def holds(self, finished: Finished, custody: Custody, now: float) -> bool:
-        """Whether a broken model has failed a batch: its requests wait again then, those that are still ours."""
+        """Whether a broken model has failed a batch: its requests wait again then, those that are still ours.
+
+        Of one that is to be answered the spans are made, whose names its outcomes carry.
+        """
         model, tells = finished.batch.model, finished.timings.total > 0
         held = self._breakers.holds(model, finished.unsound, tells=tells, now=now)
         self._observer.broken(self._breakers.changes)
@@ -76,6 +98,8 @@ class Dispatch:
             for request, _ in finished.failures:
                 if custody.keeps(request.record):
                     self._batchers[model].add(request)
+        elif (tracing := self._observer.tracing) is not None:
+            tracing.finished(finished, now)
         return held
 
     @property
@@ -86,18 +110,24 @@ class Dispatch:
     def learn(self, finished: Finished, now: float) -> None:
         """Teach the batcher what a batch took and what the device's memory holds."""
         batch, timings = finished.batch, finished.timings
+        self._turns.took(batch.model, timings.total)
         batcher = self._batchers.get(batch.model)
-        if batcher is None or not timings.total:
+        if batcher is None or not timings.total or self._is_gone(finished):
             return
         whole = timings.executions == 1 and not batch.answered  # not in parts, and nothing of it was skipped
         if whole and batch.reason is not Reason.ISOLATION:
             batcher.learned(batch, timings.total, now)
         batcher.caps.remember(batch.bucket, timings.cap)
 
-    def next_due(self) -> float | None:
+    def _is_gone(self, finished: Finished) -> bool:
+        """Whether a version that serves no more ran a batch: what it took says nothing of the one that does."""
+        ran, serves = finished.signature, self._pool.signatures.get(finished.batch.model)
+        return ran is not None and serves is not None and ran.version != serves.version
+
+    def next_due(self, now: float) -> float | None:
         """Return when `submit` or `expired` may have something to do without a new arrival."""
         dues = [
-            batcher.next_due(self._pool.free_at(model))
+            batcher.next_due(self._turns.free_at(model, now))
             for model, batcher in self._batchers.items()
             if not self._breakers.is_open(model)
         ]
@@ -105,7 +135,7 @@ class Dispatch:
 
     def free_for(self, now: float) -> float:
         """Return the seconds for which no replica can begin anything new, as predicted."""
-        free = [self._pool.free_at(model) for model in self._batchers]
+        free = [self._turns.free_at(model, now) for model in self._batchers]
         return min((at - now for at in free if at is not None), default=float("inf"))
 
     @property

@@ -52,6 +52,12 @@ class DeviceLostError(ForebayError):
     exit_code = EXIT_DEVICE_LOST
 
 
+class ModelBrokenError(ForebayError):
+    """A bounded run waits in vain for a model that broke while it served. What is answered is settled; start again."""
+
+    exit_code = EXIT_DEVICE_LOST
+
+
 class RequestError(ForebayError):
     """One request is at fault; becomes its error result and its dead letter. Raised and caught in one room."""
 

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,6 +29,7 @@ class Health:
         self._beat = clock()
         self.phase = "starting"
         self.troubles: dict[str, str] = {}
+        self._stalls: dict[str, str] = {}
         self.models: dict[str, bool] = {}
 
     def beat(self, now: float) -> None:
@@ -41,11 +43,25 @@ class Health:
         else:
             self.troubles.pop(name, None)
 
+    @property
+    def may_take(self) -> bool:
+        """Whether what is taken now could be answered; trouble with Kafka's answers alone says nothing about that."""
+        if self.phase not in ("serving", "joining the group") or not all(self.models.values()):
+            return False
+        return not any(name.startswith(("delivery", "breaker ", "preparers of ")) for name in self.troubles)
+
+    def stall(self, name: str, sentence: str | None) -> None:
+        """Set or clear a reason for not being live: something stands still while the loop turns."""
+        if sentence is not None:
+            self._stalls[name] = sentence
+        else:
+            self._stalls.pop(name, None)
+
     def live(self) -> dict[str, str]:
         """Return why the worker should be restarted; empty if it is live."""
         silent = self._clock() - self._beat
         if silent <= STALLED_AFTER_SECONDS:
-            return {}
+            return dict(self._stalls)
         return {"loop": f"no progress for {silent:.0f} s"}
 
     def ready(self) -> dict[str, str]:
@@ -72,21 +88,24 @@ class Health:
 
 
 class OpsServer:
-    """The HTTP port of a worker."""
+    """An HTTP port. `respond` makes status, content type and body of a path; its threads call it."""
 
-    def __init__(self, ops: Ops, health: Health, registry: CollectorRegistry) -> None:
+    def __init__(self, ops: Ops, respond: Callable[[str], tuple[int, str, bytes]]) -> None:
         self._ops = ops
-        self._health = health
-        self._registry = registry
+        self._respond = respond
         self._server: ThreadingHTTPServer | None = None
 
     def start(self) -> str:
         """Listen, and return the address. Raises ConfigError where the port is taken."""
-        health, registry = self._health, self._registry
+        respond = self._respond
 
         class Exchange(BaseHTTPRequestHandler):
+            def handle(self) -> None:
+                with suppress(ConnectionError):  # who asked did not wait for the answer
+                    super().handle()
+
             def do_GET(self) -> None:
-                status, kind, body = answer(self.path.split("?", 1)[0], health, registry)
+                status, kind, body = respond(self.path.split("?", 1)[0])
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))

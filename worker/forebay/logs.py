@@ -38,11 +38,15 @@ class Seldom(logging.Filter):
         return True
 
 
-def configure(ops: Ops) -> None:
-    """Set up structlog and the standard library's logging, which carries the Kafka client's own lines."""
+def configure(ops: Ops, **fields: str) -> None:
+    """Set up structlog and the standard library's logging, which carries the Kafka client's own lines.
+
+    `fields` are in every line of every thread.
+    """
     console = ops.log_format == "console" or (ops.log_format == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        lambda _, __, event: {**event, **fields},
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

@@ -16,6 +16,7 @@ from forebay import __version__
 from forebay.records import Partition
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 4, 8, 16, 32, 64)
+_TRANSACTION_SECONDS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10, 30)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -93,6 +94,15 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.transaction_duration = Histogram(
+            "forebay_transaction_duration_seconds",
+            "exactly_once: a transaction from its begin to its commit, with outcomes, dead letters and offsets.",
+            buckets=_TRANSACTION_SECONDS,
+            registry=registry,
+        )
+        self.model_seconds = counter(
+            "model_seconds_total", "Seconds that batches took in replicas; what a model's share is counted by.", "model"
+        )
         self.oldest_wait = Latency(
             "forebay_batch_oldest_wait_seconds", "How long the oldest request of a batch waited for it.", registry
         )
@@ -119,8 +129,17 @@ class Metrics:
         self.difference = gauge(
             "self_check_difference", "Largest relative difference of a row's outputs, alone and in company.", "model"
         )
+        self.precision = Info(
+            "forebay_model_precision", "What a model computes in, and how it is compiled.", ["model"], registry=registry
+        )
+        self.deviation = gauge(
+            "precision_deviation", "How far a model's golden outputs are from those in fp32, relative.", "model"
+        )
         self.recompiles = counter(
             "recompiles_total", "Executions that ran uncompiled, for a shape that the warm-up did not compile.", "model"
+        )
+        self.out_of_memory = counter(
+            "out_of_memory_total", "Executions for which the device had no memory; they ran again in pieces.", "model"
         )
         self.cap = gauge("batch_cap_rows", "Rows that a batch may have now, by bucket.", "model", "bucket")
         self.executions = counter("executions_total", "Forward calls, isolation included.", "model")
@@ -141,9 +160,18 @@ class Metrics:
         self.paused = gauge("paused", "1 while partitions are paused because the queue is full.")
         self.replicas_ready = gauge("replicas_ready", "Replicas that can take batches.")
         self.replica_restarts = counter("replica_restarts_total", "Replicas that were replaced.")
+        self.canaries = counter(
+            "canary_runs_total", "Runs of the model's example in idle replicas: ok, wrong or failed.", "model", "result"
+        )
+        self.replica_gain = gauge(
+            "replica_gain",
+            "Throughput of a model's replicas together, relative to one, measured at the start.",
+            "model",
+        )
         self.replica_memory = gauge(
             "replica_memory_bytes",
-            "Memory of a replica: resident, staging, allocated, reserved, device_used, device_total, device_process.",
+            "Memory of a replica: resident, staging, allocated, reserved, device_used, device_total, device_process, "
+            "and batch_room, which batches may take by prediction.",
             "replica",
             "kind",
         )
@@ -152,6 +180,18 @@ class Metrics:
         self.recalled = counter(
             "recalled_records_total", "Records read again after a restart or rebalance that were answered already."
         )
+        self.duplicates = counter(
+            "duplicates_total", "Records without an outcome of their own: their id was answered within the window."
+        )
+        self.remembered_ids = gauge("remembered_ids", "Request ids that are remembered to find duplicates.")
+        self.forgotten_ids = counter("forgotten_ids_total", "Request ids forgotten before their window was over.")
+        self.reloads = counter(
+            "reloads_total",
+            "Reloads of a model: reloaded, failed, refused, abandoned, or invalid_settings.",
+            "model",
+            "outcome",
+        )
+        self.version = gauge("model_version", "1 for the version of a model that serves.", "model", "version")
         self.breaker_open = gauge(
             "breaker_open", "1 while a model fails its own example and its requests wait for it.", "model"
         )
@@ -161,15 +201,7 @@ class Metrics:
 
     def declared(self) -> list[tuple[str, str, tuple[str, ...], str]]:
         """Return name, kind, labels and meaning of every metric of ours."""
-        found: list[tuple[str, str, tuple[str, ...], str]] = []
-        for metric in vars(self).values():
-            if isinstance(metric, Latency):
-                found.append((metric.name, "histogram", ("model",), metric.documentation))
-            elif isinstance(metric, Counter | Gauge | Histogram):
-                family = next(iter(metric.describe()))
-                name = family.name + ("_total" if family.type == "counter" else "")
-                found.append((name, family.type, tuple(metric._labelnames), family.documentation))
-        return found
+        return _declared(self)
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Remove the gauges of partitions that belong to somebody else now."""
@@ -179,3 +211,31 @@ class Metrics:
                     family.remove(topic, str(partition))
                 except KeyError:
                     continue
+
+
+class SupervisorMetrics:
+    """The metrics of a supervisor of several workers (`--devices`), in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.running = Gauge("forebay_workers_running", "Workers of `--devices` that run.", registry=registry)
+        self.restarts = Counter(
+            "forebay_worker_restarts_total", "Workers of `--devices` that were started again.", ["device"],
+            registry=registry,
+        )  # fmt: skip
+
+    def declared(self) -> list[tuple[str, str, tuple[str, ...], str]]:
+        """Return name, kind, labels and meaning of every metric of ours."""
+        return _declared(self)
+
+
+def _declared(holder: object) -> list[tuple[str, str, tuple[str, ...], str]]:
+    found: list[tuple[str, str, tuple[str, ...], str]] = []
+    for metric in vars(holder).values():
+        if isinstance(metric, Latency):
+            found.append((metric.name, "histogram", ("model",), metric.documentation))
+        elif isinstance(metric, Counter | Gauge | Histogram | Info):
+            family = next(iter(metric.describe()))
+            name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+            found.append((name, family.type, tuple(metric._labelnames), family.documentation))
+    return found

@@ -10,16 +10,20 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from forebay import precisions
 from forebay.batching.batcher import Batcher
 from forebay.breaker import MEND, Change
 from forebay.custody import Custody
 from forebay.health import Health
+from forebay.inference.gain import COMPARED
 from forebay.inference.pool import Notice
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.records import Batch, Outcome, Partition, Reason
 from forebay.rooms import Rooms
+from forebay.standstill import Standstill
+from forebay.stream.duplicates import Duplicates
 from forebay.stream.outbox import Outgoing
 
 _GAUGES_EVERY = 0.5
@@ -44,8 +48,10 @@ class Observer:
         self._health = health
         self._consumer = rooms.consumer
         self._pool = rooms.pool
+        self.tracing = rooms.tracing
         self._preparers = rooms.preparers
         self._custody = custody
+        self._standstill = Standstill(health, rooms.consumer)
         self._gauges_at = 0.0
         self._now = 0.0
         self._told: dict[str, float] = {}
@@ -61,6 +67,7 @@ class Observer:
         if now - self._gauges_at >= _GAUGES_EVERY:
             self._gauges_at = now
             self._joined_by_now(now)
+            self._standstill.look(now, outbox, self._custody.closed, self._pool)
             self._tell_failed(now)
             if not gc.isenabled() and now - self._collected_at >= _COLLECT_EVERY:
                 self._collected_at = now
@@ -117,6 +124,13 @@ class Observer:
             }
             restarts[notice.event].inc()
             _log.warning(notice.event, model=model, **notice.fields)
+        elif notice.event.endswith("_checked"):
+            self._metrics.canaries.labels(model, notice.fields["result"]).inc()
+            if notice.fields["result"] != "ok":
+                _log.warning(notice.event, model=model, **notice.fields)
+        elif notice.event == COMPARED:
+            self._metrics.replica_gain.labels(model).set(float(str(notice.fields["gain"])))
+            (_log.warning if "mend" in notice.fields else _log.info)(COMPARED, model=model, **notice.fields)
         else:
             _log.info(notice.event, model=model, **notice.fields)
         if notice.ready is not None:
@@ -124,6 +138,7 @@ class Observer:
                 self._metrics.peak.labels(model, str(bucket), str(rows)).set(size)
             if notice.ready.difference is not None:
                 self._metrics.difference.labels(model).set(notice.ready.difference)
+            precisions.tell(self._metrics, model, notice.ready)
         if model in self._health.models:
             self._health.models[model] = self._pool.ready_count(model) > 0
             preparing = self._preparers.pool
@@ -186,6 +201,7 @@ class Observer:
         metrics, timings, model = self._metrics, finished.timings, finished.batch.model
         if not timings.total:
             return
+        metrics.model_seconds.labels(model).inc(timings.total)
         metrics.rows.labels(model).inc(finished.batch.rows - sum(request.rows for request in finished.left))
         if timings.executions:
             metrics.executions.labels(model).inc(timings.executions)
@@ -196,6 +212,7 @@ class Observer:
             metrics.cuts.labels(model, Reason.ISOLATION.value).inc(isolated)
             metrics.isolation.labels(model).inc(isolated)
             metrics.recompiles.labels(model).inc(timings.recompiles)
+            metrics.out_of_memory.labels(model).inc(timings.refused)
         for stage, seconds in (("stage", timings.stage), ("forward", timings.forward), ("encode", encode_seconds)):
             metrics.batch_stage.labels(model, stage).observe(seconds)
 
@@ -246,6 +263,12 @@ class Observer:
         if number:
             self._metrics.dropped.labels(why).inc(number)
 
+    def _tell_duplicates(self, duplicates: Duplicates) -> None:
+        self._metrics.duplicates.inc(duplicates.repeated)
+        duplicates.repeated = 0
+        self._metrics.remembered_ids.set(len(duplicates))
+        self._metrics.forgotten_ids.inc(duplicates.take_forgotten())
+
     def _refresh(self, waiting: int, outbox: Outgoing) -> None:
         metrics = self._metrics
         metrics.queue_requests.set(waiting + self._preparers.waiting)
@@ -258,8 +281,13 @@ class Observer:
         for code in outbox.dead_letters:
             metrics.dead_letters.labels(code).inc()
         outbox.dead_letters.clear()
+        for seconds in outbox.settled_in:
+            metrics.transaction_duration.observe(seconds)
+        outbox.settled_in.clear()
         metrics.recalled.inc(self._custody.offsets.skipped)
         self._custody.offsets.skipped = 0
+        if self._custody.lookback is not None:
+            self._tell_duplicates(self._custody.lookback.duplicates)
         for name, memory in self._pool.memory().items():
             for kind, size in memory.items():
                 metrics.replica_memory.labels(name, kind).set(size)

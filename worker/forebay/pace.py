@@ -36,7 +36,9 @@ class Pace:
     @property
     def awaits_replica(self) -> bool:
         """Whether a replica or preparer may answer at any moment, so that the loop must not sleep in the consumer."""
-        return self._pool.in_flight > 0 or self._preparers.requests > 0 or bool(self._breakers)
+        return (
+            self._pool.in_flight > 0 or self._pool.is_checking or self._preparers.requests > 0 or bool(self._breakers)
+        )
 
     def for_record(self, now: float) -> float:
         """Return how long to wait for a record."""
@@ -56,5 +58,5 @@ class Pace:
 
     def _until_due(self, now: float, wait: float) -> float:
         """Shorten a wait to the moment at which a batch is due, or a request expires."""
-        due = self._dispatcher.next_due()
+        due = self._dispatcher.next_due(now)
         return wait if due is None else min(wait, max(due - now, 0.0))

@@ -187,6 +187,11 @@ class Batch:
     deadline: float | None = None
     answered: set[int] = field(default_factory=set)
 
+    @classmethod
+    def canary(cls, number: int, model: str, now: float) -> Batch:
+        """Return what stands for a canary among a replica's batches: nobody's requests."""
+        return cls(number, model, [], 0, Reason.ISOLATION, now)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -236,7 +241,7 @@ class Timings:
 
     `pieces` are executions that were planned as parts: of a request larger than a batch, of a batch above the cap;
     `cap` the rows that the device's memory was seen to hold, None where no bound is known; `recompiles` executions
-    that ran uncompiled.
+    that ran uncompiled; `refused` those for which the device had no memory.
     """
 
     stage: float = 0.0
@@ -246,3 +251,4 @@ class Timings:
     pieces: int = 0
     cap: int | None = None
     recompiles: int = 0
+    refused: int = 0

@@ -69,9 +69,31 @@ class Settings(BaseSettings):
     def _models_agree(self) -> Settings:
         if self.model is not None and self.models:
             raise ValueError("set model or models, not both")
-        names = [(model.name, model.version) for model in self.models]
-        if len(set(names)) != len(names):
-            raise ValueError("models: two entries have the same name and version")
+        names = [model.name for model in self.models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"models: two entries have the name {twice[0]!r}, and a worker serves one version of a model: give "
+                "them names of their own, or run a worker for each version"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _share_group_fits(self) -> Settings:
+        if not self.delivery.share_group:
+            return self
+        if self.kafka.group_protocol != "classic":
+            raise ValueError(
+                f"kafka.group_protocol {self.kafka.group_protocol} does not go with delivery.share_group, which has a "
+                "protocol of its own: remove one of them"
+            )
+        if self.kafka.auto_offset_reset == "error":
+            raise ValueError("kafka.auto_offset_reset error does not go with delivery.share_group: use earliest")
+        if self.batch.linger_for == "backlog":
+            raise ValueError(
+                "batch.linger_for backlog does not go with delivery.share_group, where nobody knows how much is left "
+                "to read: use linger_for arrivals"
+            )
         return self
 
     @property

@@ -15,7 +15,8 @@ from forebay.batching.batcher import Batcher
 from forebay.breaker import Breakers
 from forebay.custody import Custody, Queue
 from forebay.dispatch import Dispatch
-from forebay.errors import EXIT_INTERNAL
+from forebay.errors import EXIT_INTERNAL, DeviceLostError, ModelBrokenError
+from forebay.handing_on import hand_on
 from forebay.health import Health
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
@@ -24,12 +25,14 @@ from forebay.observe import Observer
 from forebay.pace import BUSY_WAIT, IDLE_WAIT, Pace
 from forebay.reception import Reception
 from forebay.records import Failure, Outcome, Partition, Request, Signature
+from forebay.reloading import Reloading
 from forebay.rooms import Rooms
 from forebay.settings import Settings
 from forebay.stream.codec import Refusal
 from forebay.stream.finish import Finish
 from forebay.stream.intake import Intake
 from forebay.stream.results import Encoder
+from forebay.suspicion import Suspicion
 from forebay.watchdog import leave_within
 
 _LEAVE_SECONDS = 15.0
@@ -55,12 +58,13 @@ class Worker:
         self._rooms = rooms
         self._health = health
         self._clock = clock
-        self._custody = Custody(settings.delivery.order_of_results)
+        self._custody = Custody(settings.delivery, rooms.consumer, rooms.offsets)
         self._offsets = self._custody.offsets
         self._intake = Intake(rooms.consumer, settings.batch.queue_size)
         self._observer = Observer(metrics, health, rooms, self._custody)
         self._batchers: dict[str, Batcher] = {}
-        self._breakers = Breakers(settings.delivery.breaker)
+        self._breakers = Breakers(settings.delivery.breaker, rooms.preparers.breakers)
+        self.reloading = Reloading(settings, rooms, metrics)
         self._finish: Finish | None = None
         self._stopping = self._left = False
 
@@ -73,24 +77,26 @@ class Worker:
 
         `until` maps partitions to end offsets: the worker also ends when the group has committed all of them.
         """
-        finish = self._finish = None if until is None else Finish(self._consumer, until, self._offsets)
+        finish = self._finish = None if until is None else Finish(self._consumer, until, self._offsets, self._breakers)
         try:
             if self._warm_up():
                 self._join()
                 while not self._stopping and not (finish and finish.reached(self._clock())):
                     self._turn()
                 self._drain()
+        except (DeviceLostError, ModelBrokenError):
+            if self._batchers:
+                hand_on(self._committer, self._outbox, self._clock, self._poll_while_draining, self._settle)
+            raise
         finally:
             self._leave()
 
     def _warm_up(self) -> bool:
         """Bring every replica and preparer up before the group is joined; a failure stops the start."""
-        self._pool.launch(self._clock())
-        self._preparers.pool.launch(self._clock())
-        while not (self._pool.ready and self._preparers.pool.ready) and not self._stopping:
+        self._rooms.launch(self._clock())
+        while not self._rooms.ready and not self._stopping:
             now = self._clock()
-            self._pool.collect(now, IDLE_WAIT)
-            self._preparers.collect(now)
+            self._rooms.collect(now, IDLE_WAIT)
             self._observer.notices()
             self._health.beat(now)
         return not self._stopping
@@ -112,6 +118,8 @@ class Worker:
         self._dispatcher = Dispatch(self._batchers, self._pool, self._observer, self._breakers, more)
         self._pace = Pace(self._rooms, self._outbox, self._dispatcher, self._breakers)
         self._committer = self._rooms.make_committer(self._outbox, self._offsets)
+        self._suspicion = Suspicion(self._offsets, self._pool, self._preparers)
+        self.reloading.serve(self._encoder, self._reception, self._dispatcher, self._breakers)
         self._outbox.start()
 
     def _turn(self) -> None:
@@ -142,11 +150,14 @@ class Worker:
             return 0
         if self._outbox.unacknowledged > max(2 * batch.queue_size, _UNACKNOWLEDGED):
             return 0
-        return batch.queue_size - self._dispatcher.waiting - self._preparers.requests - self._pool.in_flight
+        waiting = self._dispatcher.waiting + self._custody.waiting
+        return batch.queue_size - waiting - self._preparers.requests - self._pool.in_flight
 
     def _dispatch(self, now: float, draining: bool = False) -> None:
         """Take in what is prepared; cut batches while replicas have room; answer what has expired."""
+        self.reloading.turn(now, stopping=self._stopping)
         self._observer.prepared(self._reception.advance(now, busy=self._pool.in_flight > 0))
+        self._suspicion.isolate(self._batchers.values(), now)
         for request, failure in self._dispatcher.expired(now):
             self._refuse(request, failure)
         self._dispatcher.submit(now, draining=draining)
@@ -162,16 +173,18 @@ class Worker:
     def _deliver(self, finished: Finished) -> None:
         failpoints.hit("before_produce")
         began = now = self._clock()
-        rows = finished.batch.rows
+        rows, ran = finished.batch.rows, finished.signature
         for requests, outputs in finished.results:
-            for leaving in self._custody.release_all(self._encoder.results(requests, outputs, rows)):
+            for leaving in self._custody.release_all(self._encoder.results(requests, outputs, rows, ran)):
                 self._outbox.send(leaving, now)
         for request, failure in finished.failures:
-            self._send(self._encoder.error(request, failure, rows), now)
+            self._send(self._encoder.error(request, failure, rows, ran), now)
         failpoints.hit("after_produce")
         self._observer.finished(finished, self._clock() - began)
 
     def _refuse(self, request: Request | Refusal, failure: Failure) -> None:
+        if self._rooms.tracing is not None:
+            self._rooms.tracing.refused(request, failure, self._clock())
         self._send(self._encoder.error(request, failure), self._clock())
 
     def _send(self, outcome: Outcome, now: float) -> None:
@@ -183,30 +196,35 @@ class Worker:
         """Close acknowledged positions and commit the low watermarks."""
         self._close_acknowledged(now)
         self._health.trouble("delivery", self._outbox.trouble)
+        self._suspicion.note()
         for marks, failed in self._committer.settle(now, idle=not self._custody.requests):
             self._observer.committed(marks, failed)
 
     def _close_acknowledged(self, now: float) -> None:
         if closed := self._outbox.serve(now):
             self._custody.close(closed)
+            self._reception.answered(closed)
             self._observer.closed(closed, now)
+        for leaving in self._custody.take_freed():
+            self._outbox.send(leaving, now)
         if self._outbox.must_rewind:
             self._rewind()
 
     def _rewind(self) -> None:
         """Read again from the committed offsets: nobody knows what became of the last transaction."""
-        self._outbox.must_rewind = False
         partitions = [partition for partition, _ in self._offsets]
+        if not self._consumer.rewind(partitions):
+            return  # the coordinator does not answer: the next turn asks again, and nothing is sent until then
+        self._outbox.must_rewind = False
         self._give_up(set(partitions))
-        self._offsets.assigned(partitions)
-        self._consumer.rewind(partitions)
+        self._custody.assigned(partitions)
         self._observer.rebalanced("rewound", partitions)
 
     def assigned(self, partitions: list[Partition]) -> None:
         """Open the ledgers of new partitions; a member that gets none is as ready as the others."""
         if not self._stopping:
             self._health.phase = "serving"
-        self._offsets.assigned(partitions)
+        self._custody.assigned(partitions)
         self._committer.recall(partitions)
         self._observer.rebalanced("assigned", partitions)
 
@@ -223,6 +241,7 @@ class Worker:
             self._health.beat(now)
         self._abandon(given)
         if not self._left:
+            self._suspicion.note()
             self._committer.leave(given)
         self._custody.forget(given, self._outbox)
         self._observer.rebalanced("revoked", partitions)
@@ -247,7 +266,7 @@ class Worker:
         began = self._clock()
         deadline = began + self._settings.delivery.drain_timeout_ms / 1000
         _log.info("draining", waiting=self._custody.requests)
-        while self._clock() < deadline and self._custody.requests > self._dispatcher.stuck + self._preparers.stuck:
+        while self._clock() < deadline and self._custody.unanswered > self._dispatcher.stuck + self._preparers.stuck:
             self._poll_while_draining()
             now = self._clock()
             self._dispatch(now, draining=True)

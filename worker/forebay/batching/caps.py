@@ -44,6 +44,10 @@ class Caps:
         else:
             self._memory[bucket] = rows
 
+    def forget(self) -> None:
+        """Forget what the device's memory held: another model runs under this name."""
+        self._memory.clear()
+
     def memory(self) -> dict[int, int]:
         """Return the caps of the device's memory, by bucket."""
         return dict(self._memory)

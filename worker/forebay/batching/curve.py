@@ -54,6 +54,11 @@ class Curve:
         if bucket in self._buckets:
             self._fit(self._buckets[bucket], float("-inf"))
 
+    def forget(self) -> None:
+        """Forget everything: another model runs under this name."""
+        self._buckets.clear()
+        self.version += 1
+
     def observe(self, bucket: int, rows: int, seconds: float, now: float) -> None:
         """Learn that `rows` rows of a bucket took `seconds`; the table follows at most once a second."""
         found = self._note(bucket, rows, seconds, now)

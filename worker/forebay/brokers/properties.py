@@ -47,6 +47,8 @@ def server_properties(
         "group.consumer.heartbeat.interval.ms": "500",
         "group.share.min.session.timeout.ms": "500",
         "group.share.min.heartbeat.interval.ms": "100",
+        "group.share.session.timeout.ms": "10000",
+        "group.share.heartbeat.interval.ms": "500",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         "controller.quorum.election.timeout.ms": "500",
         "controller.quorum.fetch.timeout.ms": "2000",

@@ -50,6 +50,9 @@ def rights_of(role: Role, settings: Settings, reply_topic: str | None = None) ->
     rights.append(Right("topic", kafka.dead_letter_topic, "Write", "write dead letters"))
     rights += _replies(kafka.reply_topics)
     rights.append(Right("group", kafka.group_id, "Read", "join the group and commit"))
+    if settings.delivery.share_group:
+        rights.append(Right("group", kafka.group_id, "DescribeConfigs", "queue mode: read its locks and limits"))
+        rights.append(Right("group", kafka.group_id, "AlterConfigs", "queue mode: set them where they do not do"))
     if settings.delivery.guarantee == "exactly_once":
         prefix = settings.delivery.transactional_id or f"{kafka.group_id}-"
         rights.append(Right("transactional-id", prefix, "Write", "exactly_once transactions", prefixed=True))

@@ -25,6 +25,7 @@ COMMANDS = (
     "top",
     "bench",
     "plan",
+    "optimize",
     "config",
     "acls",
     "asyncapi",

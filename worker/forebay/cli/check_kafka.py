@@ -50,7 +50,7 @@ def check_kafka(settings: Settings, topics_command: str = "forebay topics") -> I
     yield ok("Kafka answers", f"{counted(len(cluster.brokers), 'broker')}, {kafka.security.protocol}{who}")
     yield from _advertised(cluster)
     yield from _topics(settings, cluster, topics_command)
-    yield from _group(kafka, cluster)
+    yield from (_share_group(settings) if settings.delivery.share_group else _group(kafka, cluster))
     if settings.delivery.guarantee == "exactly_once":
         yield skipped("transactional id", "the WRITE right on it is not probed: that would fence a running worker")
 
@@ -171,6 +171,26 @@ def _sizes(kafka: Kafka) -> Iterator[Finding]:
 
 def _alter(kafka: Kafka, topic: str) -> str:
     return f"kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter --topic {topic}"
+
+
+def _share_group(settings: Settings) -> Iterator[Finding]:
+    from forebay.stream import share_group
+    from forebay.stream.client_config import client_config
+
+    kafka = settings.kafka
+    question = f"share group {kafka.group_id}"
+    try:
+        found, changes = share_group.look(client_config(kafka), settings)
+    except ForebayError as error:
+        yield failed(question, str(error), "see delivery.share_group in docs/guarantees.md")
+        return
+    if not changes:
+        yield ok(question, f"locks of {int(found[share_group.LOCK]) / 1000:.0f} s, begins {found[share_group.START]}")
+        return
+    fix = "let the worker do it (AlterConfigs on the group, see forebay acls), or run: "
+    fix += share_group.command(kafka.bootstrap_servers, kafka.group_id, changes)
+    told = ", ".join(f"{key} to {value}" for key, value in changes.items())
+    yield warning(question, f"the worker will set {told}", fix)
 
 
 def _group(kafka: Kafka, cluster: Cluster) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ FIXES = {
     "weights": "mend model.weights of {name}",
     "code": "mend the model's code",
     "prepare": "mend what {name} prepares with, or set inference.prepare_workers to 0",
+    "precision": "set inference.precision to fp32 or auto; forebay optimize tells what this machine has",
     "crash": "see the end of its message; python -c 'import MODULE' shows the rest",
 }
 """What to do about a model that does not load, by the cause that `model_probe` names."""

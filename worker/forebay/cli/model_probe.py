@@ -65,6 +65,8 @@ def _try_prepare(start: Start) -> str | None:
 def cause_of(error: Exception) -> str:
     """Name what has to be mended for a model to load, as a key of `check_machine.FIXES`."""
     told, behind = str(error), error.__cause__
+    if told.startswith("inference.precision"):
+        return "precision"
     if isinstance(behind, SyntaxError):
         return "syntax"
     if isinstance(behind, ImportError):

@@ -10,6 +10,7 @@ import numpy as np
 
 from forebay.records import Headers, Record
 from forebay.wire import InferenceError, Result, WireError, parse_outcome, text_header
+from forebay.wire.tensors import DATATYPES
 from forebay_schemas import headers as names
 
 SHOWN = 8
@@ -103,7 +104,7 @@ def summary(values: Any) -> str:
     if isinstance(values, list):
         shown = ", ".join(_escaped(repr(element.decode("utf-8", "backslashreplace"))[:60]) for element in values[:3])
         return shown + (f" … {len(values)} elements" if len(values) > 3 else "")
-    shape = f"[dim]{values.dtype}{_escaped(str(list(values.shape)))}[/]"
+    shape = f"[dim]{_datatype(values)}{_escaped(str(list(values.shape)))}[/]"
     if values.size <= SHOWN:
         return f"{shape} {_escaped(' '.join(_number(value) for value in values.ravel()))}"
     if values.ndim == 2 and values.shape[0] == 1 and values.dtype.kind in "fiu":
@@ -114,6 +115,11 @@ def summary(values: Any) -> str:
     return f"{shape} {_escaped(first)} …"
 
 
+def _datatype(values: Any) -> str:
+    """Name an array's type as the wire does."""
+    return DATATYPES.get(values.dtype, str(values.dtype))
+
+
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
@@ -121,7 +127,7 @@ def _number(value: Any) -> str:
 def _elements(values: Any) -> Any:
     if isinstance(values, list):
         return {"datatype": "BYTES", "shape": [len(values)], "data": [as_text(element) for element in values]}
-    return {"datatype": str(values.dtype), "shape": list(values.shape), "data": _finite(values)}
+    return {"datatype": _datatype(values), "shape": list(values.shape), "data": _finite(values)}
 
 
 def _finite(values: Any) -> Any:

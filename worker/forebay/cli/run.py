@@ -5,19 +5,28 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forebay.cli.options import Bootstrap, ConfigFile, SetValues, read_settings
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from forebay.health import Health
     from forebay.records import Partition
     from forebay.settings import Settings
+    from forebay.stream.share_consumer import Sharing
+    from forebay.supervision.tether import Tether
+
+LEAVE_SECONDS = 20.0
+"""What a worker may take, after its drain budget, to leave the group and end its replicas."""
 
 
 def register(app: typer.Typer) -> None:
@@ -32,33 +41,81 @@ def run(
     until_end: Annotated[
         bool, typer.Option("--until-end", help="Stop after what is in the input topics now is answered.")
     ] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="all|0,2",
+            help="One worker process per device (all: of CUDA), each a member of the group, in place of "
+            "inference.device. They share one HTTP port, are started again when they die, and drain together.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Run the worker until SIGTERM or Ctrl-C, which drain it; a second one leaves at once."""
-    settings = read_settings(config, set_values, {"kafka.bootstrap_servers": bootstrap_servers})
-    if not settings.served:
-        raise ConfigError("no model is configured: set model.factory (package.module:Class), for example in --config")
-    search = [Path.cwd(), *([config.resolve().parent] if config is not None else [])]
-    serve(settings, search, until_end=until_end)
+    """Run the worker until SIGTERM or Ctrl-C, which drain it; a second one leaves at once. SIGHUP reloads models."""
+    from forebay.supervision.tether import tether_of_this_worker
+
+    tether = tether_of_this_worker()
+    with tether.reporting() if tether is not None else nullcontext():
+        settings = read_settings(config, set_values, {"kafka.bootstrap_servers": bootstrap_servers})
+        if not settings.served:
+            raise ConfigError(
+                "no model is configured: set model.factory (package.module:Class), for example in --config"
+            )
+        if until_end and settings.delivery.share_group:
+            raise UsageError(
+                "--until-end does not go with delivery.share_group: a share group has no committed offsets that "
+                "would tell the end; stop the worker with SIGTERM, which drains it"
+            )
+        if devices is not None:
+            raise typer.Exit(_supervise(settings, devices))
+        search = [Path.cwd(), *([config.resolve().parent] if config is not None else [])]
+        again = partial(read_settings, config, set_values, {"kafka.bootstrap_servers": bootstrap_servers})
+        serve(settings, search, until_end=until_end, tether=tether, read_again=again)
 
 
-def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
-    """Run a worker with these settings in this process."""
+def serve(
+    settings: Settings,
+    search: list[Path],
+    *,
+    until_end: bool,
+    tether: Tether | None = None,
+    read_again: Callable[[], Settings] | None = None,
+) -> None:
+    """Run a worker with these settings in this process; `tether` leads to its supervisor, if it has one.
+
+    `read_again` reads the settings once more, for a reload.
+    """
     from forebay import failpoints, logs
     from forebay.assembly import build_rooms
-    from forebay.health import Health, OpsServer
+    from forebay.health import Health, OpsServer, answer
     from forebay.metrics import Metrics
+    from forebay.supervision.devices import settings_for
+    from forebay.tracing import start as start_tracing
     from forebay.worker import Worker
 
-    logs.configure(settings.ops)
+    def own(read: Settings) -> Settings:
+        return read if tether is None else settings_for(read, tether.device, tether.devices)
+
+    settings = own(settings)
+    logs.configure(settings.ops, **({} if tether is None else {"device": tether.name}))
     log = logs.logger("run")
     if armed := failpoints.arm_from_environment():
         log.warning("failpoints", armed=armed)
     limits, until = _look_at_topics(settings, until_end)
     metrics, health = Metrics(), Health()
-    server = OpsServer(settings.ops, health, metrics.registry)
-    log.info("ops", ops_url=server.start())
-    worker = Worker(settings, build_rooms(settings, search, limits), metrics, health)
-    _install_signals(worker)
+    server = OpsServer(settings.ops, lambda path: answer(path, health, metrics.registry))
+    log.info("ops", ops_url=(url := server.start()))
+    sharing = _join_terms(settings, health) if settings.delivery.share_group else None
+    rooms = build_rooms(settings, search, limits, sharing)
+    rooms.tracing = start_tracing(settings)
+    worker = Worker(settings, rooms, metrics, health)
+    if read_again is not None:
+        worker.reloading.read = lambda: own(read_again())
+    _install_signals(worker, leaves_at_once=tether is None)
+    if tether is not None:
+        tether.tell(url=url)
+        tether.watch()
     # A request's values form no cycles, so looking for cycles at every few hundred of them only costs: with automatic
     # collection the loop takes 20 µs per small request, without it 15. The observer collects once a minute instead.
     gc.collect()
@@ -67,7 +124,25 @@ def serve(settings: Settings, search: list[Path], *, until_end: bool) -> None:
     try:
         worker.run(until)
     finally:
+        if rooms.tracing is not None:
+            rooms.tracing.close()
         server.stop()
+
+
+def _join_terms(settings: Settings, health: Health) -> Sharing:
+    """Bring the share group's settings to what this worker needs; return the terms on which it lends records."""
+    from dataclasses import replace
+
+    from forebay import logs
+    from forebay.stream import share_group
+    from forebay.stream.client_config import client_config
+
+    sharing, changes = share_group.agree(client_config(settings.kafka), settings)
+    log = logs.logger("run")
+    log.warning("experimental", setting="delivery.share_group", why="the client's share consumer is a preview")
+    if changes:
+        log.info("share_group_changed", group=settings.kafka.group_id, changes=changes)
+    return replace(sharing, may_take=lambda: health.may_take)
 
 
 def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int], Mapping[Partition, int] | None]:
@@ -77,10 +152,11 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     """
     from forebay.records import Partition
     from forebay.stream import admin
-    from forebay.stream.client_config import client_config, consumer_config, producer_config
+    from forebay.stream.client_config import client_config, consumer_config, producer_config, share_config
 
     kafka = settings.kafka
-    admin.refuse_bad_properties(consumer_config(kafka, settings.batch), producer_config(kafka, settings.delivery))
+    consumer = (share_config if settings.delivery.share_group else consumer_config)(kafka, settings.batch)
+    admin.refuse_bad_properties(consumer, producer_config(kafka, settings.delivery))
     config = client_config(kafka)
     counts = admin.partition_counts(config)
     for topic in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
@@ -97,15 +173,60 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     return limits, {Partition(*p): end for p, end in ends.items() if end > begins.get(p, 0)}
 
 
-def _install_signals(worker: Any) -> None:
-    """Let SIGTERM and SIGINT drain; a second one leaves at once. The flags are all that a handler touches."""
+def _supervise(settings: Settings, devices: str) -> int:
+    """Run one worker per device with this process's own arguments; return the worst exit code."""
+    from forebay import logs
+    from forebay.health import OpsServer
+    from forebay.metrics import SupervisorMetrics
+    from forebay.supervision.combined import Combined
+    from forebay.supervision.devices import devices_of
+    from forebay.supervision.supervisor import Patience, Supervisor
+    from forebay.supervision.workers import DeviceWorker, without_devices
+
+    names = devices_of(devices)
+    logs.configure(settings.ops)
+    command = [sys.executable, "-m", "forebay", *without_devices(sys.argv[1:])]
+    workers = [DeviceWorker(command, device, names) for device in names]
+    patience = Patience(settings.inference.max_restarts, settings.delivery.drain_timeout_ms / 1000 + LEAVE_SECONDS)
+    metrics = SupervisorMetrics()
+    supervisor = Supervisor(workers, patience, metrics)
+    server = OpsServer(settings.ops, Combined(workers, metrics.registry))
+    logs.logger("run").info("ops", ops_url=server.start())
+    has_terminal = os.isatty(0)
+
+    def on_hangup(number: int, _: object) -> None:  # as for a worker: a closed terminal leaves nobody to stop us
+        supervisor.on_signal(signal.SIGTERM if has_terminal and not os.isatty(0) else number)
+
+    signal.signal(signal.SIGTERM, supervisor.on_signal)
+    signal.signal(signal.SIGINT, supervisor.on_signal)
+    signal.signal(signal.SIGHUP, on_hangup)
+    try:
+        return supervisor.run()
+    finally:
+        server.stop()
+
+
+def _install_signals(worker: Any, *, leaves_at_once: bool) -> None:
+    """Let SIGTERM and SIGINT drain, a second one leave at once, and SIGHUP reload. A handler touches flags alone.
+
+    Under a supervisor every one drains: an orchestrator may signal both, and the supervisor ends who is to leave.
+    """
     received: list[int] = []
 
     def on_signal(number: int, _: object) -> None:
-        if received:
+        if received and leaves_at_once:
             os._exit(128 + number)
         received.append(number)
         worker.stop()
 
+    has_terminal = os.isatty(0)
+
+    def on_hangup(_: int, frame: object) -> None:
+        if has_terminal and not os.isatty(0):  # it was closed, and nobody is left to stop the worker
+            on_signal(signal.SIGTERM, frame)
+        else:
+            worker.reloading.ask()
+
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGHUP, on_hangup)

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 HEADINGS = (
     "worker",
-    "answers\nper s",
-    "errors\nper s",
+    "req/s",
+    "err/s",
     "p50\nms",
     "p99\nms",
     "batch\nrows",
     "queued",
-    "in\nwork",
-    "behind",
-    "repli-\ncas",
+    "in\nflight",
+    "lag",
+    "ready",
     "memory\nMiB",
 )
-"""Two lines each: a row of several workers must fit a terminal of 80 columns."""
+"""Two lines at most: a row of several workers must fit a terminal of 80 columns."""
 
 
 class UnreachableError(KafkaUnavailableError):
@@ -53,9 +53,9 @@ def top(
 ) -> None:
     """Watch workers. Default address: 127.0.0.1:8080.
 
-    Answers and errors per second, latency from reading a request to its acknowledged outcome, rows per batch, requests
-    queued and in work, records behind the end of the input, ready replicas, memory of worker and replicas; then why
-    batches were cut.
+    Requests answered and errors among them per second, latency from reading a request to its acknowledged outcome,
+    rows per batch, requests queued and in flight, the group's lag in records, ready replicas, memory of worker and
+    replicas; then why batches were cut.
     With --json one line per reading; --once leaves after the first.
     """
     import orjson

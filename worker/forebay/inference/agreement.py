@@ -1,4 +1,8 @@
-"""When two runs of the same rows agree: their largest difference, and what is tolerated. Imports torch."""
+"""When two runs of the same rows agree: their largest difference, and what is tolerated. Imports torch.
+
+Runs in the replica, for the self-check. A label is no number: near a tie the last bit decides it, so what a flipped one
+says about a model takes more than one row to tell; see `selfcheck`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import torch
 
 from forebay.inference.loading import modules
 from forebay.inference.model import Model, TensorSpec
+from forebay.inference.precision import QUANTISED, REDUCED
 
-_REDUCED = 1e-2
 _LEAST_SCALE = 1e-2
+_QUANTISED_MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
 def difference(specs: Sequence[TensorSpec], one: Sequence[Any], other: Sequence[Any], tolerance: float) -> float:
@@ -57,10 +62,27 @@ def _apart(spec: TensorSpec, left: torch.Tensor, right: torch.Tensor) -> float:
 
 def tolerance_of(model: Model) -> float:
     """Return what a model that computes in less than fp32 by itself is allowed."""
+    if is_quantised(model):
+        return QUANTISED["int8"]
     reduced = (torch.float16, torch.bfloat16)
     for top in modules(model):
-        for value in (*top.parameters(), *top.buffers()):
-            if value.dtype in reduced or type(value).__module__.startswith("torchao") or value.is_quantized:
-                return _REDUCED
+        if any(value.dtype in reduced for value in (*top.parameters(), *top.buffers())):
+            return REDUCED
     narrow = any(spec.datatype in ("FP16", "BF16") for spec in (*model.inputs, *model.outputs))
-    return _REDUCED if narrow else 0.0
+    return REDUCED if narrow else 0.0
+
+
+def is_quantised(model: Model) -> bool:
+    """Whether a model computes in whole numbers in places: what its layers hold, or what its file's operations are.
+
+    Layers that quantise their input on the fly may take the scale from the whole batch, as `quantize_dynamic` does.
+    """
+    if getattr(model, "is_quantised", False):
+        return True
+    for top in modules(model):
+        if any(type(part).__module__.startswith(_QUANTISED_MODULES) for part in top.modules()):
+            return True
+        for value in (*top.parameters(), *top.buffers()):
+            if type(value).__module__.startswith("torchao") or value.is_quantized:
+                return True
+    return False

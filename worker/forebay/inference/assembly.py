@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import select
+import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from forebay.breaker import Breakers
+from forebay.inference.cores import share
 from forebay.inference.messages import Start
 from forebay.inference.pool import Limits, Pool
 from forebay.inference.preparers import Preparers
@@ -30,16 +33,32 @@ def build_pool(
 ) -> Pool:
     """Return a pool with the replicas of every model, not started. `search` are folders to import factories from."""
     inference, batch, delivery = sections
+    replicas = [one for model in models for one in replicas_of(model, len(models), (inference, batch), search)]
+    pool = Pool(replicas, limits_of(inference, delivery), numbers)
+    pool.shares = {model.name: model.share for model in models}
+    return pool
+
+
+def replicas_of(
+    model: ModelSettings,
+    models: int,
+    sections: tuple[Inference, Batch],
+    search: Sequence[Path],
+    generation: int = 0,
+) -> list[Replica]:
+    """Return the replicas of one of several models, not started; `generation` counts its reloads."""
+    inference, batch = sections
     size = SlotSize(batch.max_batch_bytes + _MARGIN, max(batch.max_batch_bytes, _LEAST_OUTPUT))
+    start = start_of(model, inference, batch, search, size)
+    start.generation = generation
+    start.cpu_threads = share(1 if inference.executor == "inline" else inference.replicas * models)
+    if inference.memory_fraction is not None and inference.executor == "process":
+        start.memory_fraction = inference.memory_fraction / (inference.replicas * models)
     replicas = []
-    for model in models:
-        start = start_of(model, inference, batch, search, size)
-        if inference.memory_fraction is not None and inference.executor == "process":
-            start.memory_fraction = inference.memory_fraction / (inference.replicas * len(models))
-        for number in range(inference.replicas):
-            staging = Staging(size, SLOTS)
-            replicas.append(Replica(f"{model.name}-{number}", start, _transport(inference, staging), staging))
-    return Pool(replicas, limits_of(inference, delivery), numbers)
+    for number in range(inference.replicas):
+        staging = Staging(size, SLOTS)
+        replicas.append(Replica(f"{model.name}-{number}", start, _transport(inference, staging), staging))
+    return replicas
 
 
 def build_preparers(
@@ -54,16 +73,23 @@ def build_preparers(
     They are processes whatever the executor is. `poller` is that of the replicas, so that either wakes the loop.
     """
     inference, batch, delivery = sections
-    size = SlotSize(batch.max_batch_bytes + _MARGIN, batch.max_batch_bytes + _MARGIN)
-    made = []
-    for model in models if inference.prepare_workers else ():
-        start = start_of(model, inference, batch, search, size)
-        for number in range(inference.prepare_workers):
-            staging = Staging(size, SLOTS)
-            transport = ProcessTransport(staging.descriptor, "forebay.inference.preparer")
-            made.append(Replica(f"{model.name}-{number}", start, transport, staging))
-    pool = Pool(made, limits_of(inference, delivery), numbers, kind="preparer", poller=poller)
+    made = [one for model in models for one in preparers_of(model, (inference, batch), search)]
+    limits = replace(limits_of(inference, delivery), canary_interval=0.0)
+    pool = Pool(made, limits, numbers, kind="preparer", poller=poller)
     return Preparers(pool, batch.priority_aging_ms / 1000, numbers, Breakers(delivery.breaker))
+
+
+def preparers_of(model: ModelSettings, sections: tuple[Inference, Batch], search: Sequence[Path]) -> list[Replica]:
+    """Return the preparers of one model, not started."""
+    inference, batch = sections
+    size = SlotSize(batch.max_batch_bytes + _MARGIN, batch.max_batch_bytes + _MARGIN)
+    start = start_of(model, inference, batch, search, size)
+    made = []
+    for number in range(inference.prepare_workers):
+        staging = Staging(size, SLOTS)
+        transport = ProcessTransport(staging.descriptor, "forebay.inference.preparer")
+        made.append(Replica(f"{model.name}-{number}", start, transport, staging))
+    return made
 
 
 def limits_of(inference: Inference, delivery: Delivery) -> Limits:
@@ -73,6 +99,7 @@ def limits_of(inference: Inference, delivery: Delivery) -> Limits:
         start_timeout=inference.start_timeout_ms / 1000,
         max_attempts=delivery.max_attempts,
         max_restarts=inference.max_restarts,
+        canary_interval=0.0 if inference.executor == "inline" else inference.canary_interval_ms / 1000,
     )
 
 
@@ -102,6 +129,9 @@ def start_of(model: ModelSettings, inference: Inference, batch: Batch, search: S
         sharing=inference.replicas if inference.executor == "thread" else 1,
         max_cost=batch.max_batch_cost,
         cost_unit=batch.cost,
+        max_deviation=inference.max_deviation,
+        cache_dir=str(inference.cache_dir.resolve()) if inference.cache_dir else None,
+        session=uuid.uuid4().hex if inference.precision == "auto" else "",
     )
 
 

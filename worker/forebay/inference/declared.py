@@ -50,6 +50,20 @@ def check_elements(who: str, spec: TensorSpec, value: Any, rows: int) -> None:
         )
 
 
+def without_loss(who: str, spec: TensorSpec, value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as its declared type; no number is rounded to a whole one, or wraps around, to fit into it."""
+    wanted = TORCH[spec.datatype]
+    if value.dtype == wanted:
+        return value
+    cast = value.to(wanted)
+    if not wanted.is_floating_point and not bool((cast.to(value.dtype) == value).all()):
+        raise ContractError(
+            f"{who} gave {spec.name} as {value.dtype} with numbers that the declared {spec.datatype} cannot hold; "
+            "return whole numbers in its range, or declare another datatype"
+        )
+    return cast
+
+
 def as_declared(spec: TensorSpec, value: Any, rows: int) -> Any:
     """Check one output against its declaration; floating types are converted, others must match."""
     if spec.datatype == "BYTES":

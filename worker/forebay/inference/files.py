@@ -32,9 +32,11 @@ class FileModel(Model):
         self._options = options
         self._program: Any = None
         self._call: Callable[..., Any] | None = None
+        self.is_quantised = False
         if path.suffix == ".pt2":
             self._program = _read_export(path)
         if self._program is not None:
+            self.is_quantised = any("quantize" in str(node.target) for node in self._program.graph.nodes)
             self.inputs = _exported_inputs(path, self._program)
             self.outputs = _exported_outputs(path, self._program, options.get("outputs"))
         else:
@@ -59,6 +61,7 @@ class FileModel(Model):
                 warnings.simplefilter("ignore")  # TorchScript is deprecated upstream; the documentation says so
                 module = torch.jit.load(str(self._path), map_location=device)  # type: ignore[no-untyped-call]
             self._module = module.eval()
+            self.is_quantised = "quantized::" in str(module.inlined_graph)
             self._call = module.__call__
 
     def forward(self, *args: Any, **inputs: Any) -> Any:

@@ -18,11 +18,14 @@ from forebay.records import Code
 
 
 class Launch:
-    """One group on the device. `rows` is the size of the execution that ran last; `failure` why it has no results."""
+    """One group on the device. `rows` is the size of the execution that ran last; `failure` why it has no results.
+
+    `held` are the bytes on the device that stay taken until it has landed.
+    """
 
     __slots__ = (
-        "_flags", "_texts", "_views", "began", "beside", "failure", "fits", "group", "landing", "placed", "rows",
-        "since",
+        "_flags", "_texts", "_views", "began", "beside", "failure", "fits", "group", "held", "landing", "placed",
+        "rows", "since",
     )  # fmt: skip
 
     def __init__(self, group: Group, since: int, beside: bool, outputs: int) -> None:
@@ -30,6 +33,7 @@ class Launch:
         self.since = since
         self.beside = beside
         self.rows = 0
+        self.held = 0
         self.began = 0.0
         self.landing: Landing = LANDED
         self.failure: tuple[Code, str] | None = None

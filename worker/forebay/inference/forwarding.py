@@ -12,26 +12,27 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from forebay.inference.compilation import Compiled
+from forebay.inference.compilation import compiled, least_rows
 from forebay.inference.declared import ContractError, as_declared
+from forebay.inference.devices.cpu import Device
 from forebay.inference.groups import Inputs
 from forebay.inference.messages import Start
 from forebay.inference.model import Model, TensorSpec
-
-_COMPUTED_AS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from forebay.inference.precision import dtype_of
 
 
 class Forward:
     """Calls the model with inputs that are on its device already."""
 
-    def __init__(self, model: Model, start: Start) -> None:
+    def __init__(self, model: Model, start: Start, device: Device | None = None) -> None:
         self._model = model
         self._outputs = list(model.outputs)
         self._padded = [spec for spec in model.prepared or model.inputs if spec.pad is not None]
-        self._dtype = _COMPUTED_AS.get(start.precision)
+        self._dtype = dtype_of(start.precision)
         self._sizes = sorted(start.sizes)
         self._buckets = sorted(start.buckets)
-        self.compiled = Compiled(model.forward, start) if start.compile != "none" else None
+        self._least = least_rows(start)
+        self.compiled = compiled(model, start, device)
         self._call = self.compiled or model.forward
 
     def __call__(self, inputs: Inputs, rows: int) -> list[Any]:
@@ -53,7 +54,7 @@ class Forward:
     def size(self, rows: int) -> int:
         """Return the size that `rows` rows run in: the next allowed one, where there is one."""
         at = bisect_left(self._sizes, rows)
-        return self._sizes[at] if at < len(self._sizes) else rows
+        return max(self._sizes[at] if at < len(self._sizes) else rows, self._least)
 
     def limit(self, rows: int) -> int:
         """Return the most rows up to `rows` that run in an allowed size of no more; `rows` where none is so small."""

@@ -7,7 +7,7 @@ of the `except` block: the exception's frames would keep the failed batch's memo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from forebay.inference.forwarding import Forward
 from forebay.inference.groups import Group, Inputs
 from forebay.inference.loading import where
 from forebay.inference.model import TensorSpec
+from forebay.inference.peaks import Peaks
 from forebay.inference.slots import NoRoomError, Slot
 from forebay.records import Code
 
@@ -34,11 +35,17 @@ class Launcher:
         self._forward = forward
         self._outputs = list(outputs)
         self._caps = caps
+        self.peaks = Peaks()
         self._busy_until = 0.0
 
     def limit(self, bucket: int) -> int:
         """Return the most rows of one execution."""
-        return self._forward.limit(self._caps.rows(bucket))
+        return self._forward.limit(self.peaks.rows(bucket, self._caps.rows(bucket)))
+
+    def fits_beside(self, group: Group, taken: int) -> bool:
+        """Whether a group's first execution fits while another one keeps `taken` bytes of the device."""
+        rows = min(group.total, self.limit(group.bucket))
+        return self.peaks.fits(group.bucket, self._forward.size(rows), taken)
 
     def launch(self, flight: Flight, group: Group, beside: bool = False) -> Launch:
         """Launch a group; what failed about it is text when this returns, and its memory is free."""
@@ -77,6 +84,8 @@ class Launcher:
         copied = self._device.upload(inputs)
         with self._device.computing():
             outputs = self._forward(copied, rows)
+            if self._device.overlaps:
+                finite_flags(self._outputs, outputs, rows)  # for what it takes: a real batch has them, too
         home = [
             torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
             for value in outputs
@@ -118,6 +127,8 @@ class Launcher:
             flags = _flags_home(flight.slot, launch, flags, copies)
         launch.take_flags(begin, flags)
         launch.landing = device.download(copies, inputs)
+        if self.peaks.room is not None:
+            launch.held = _held(inputs.values()) + _held(result for result, _ in copies)
 
 
 def _flags_home(slot: Slot, launch: Launch, flags: torch.Tensor, copies: list[Copy]) -> torch.Tensor:
@@ -125,6 +136,11 @@ def _flags_home(slot: Slot, launch: Launch, flags: torch.Tensor, copies: list[Co
     place = slot.flags(len(flags), launch.since)
     copies.append((flags, place))
     return place
+
+
+def _held(values: Iterable[Any]) -> int:
+    """Return the bytes that tensors keep alive; one may be a view of something larger."""
+    return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
 
 def _failure(error: Exception) -> tuple[Code, str]:

@@ -2,7 +2,8 @@
 
 The batch that was running is suspect: its requests run again one by one, so that a killer takes nobody along twice,
 and one that has brought a replica down `max_attempts` times is poisoned. A batch that only waited in a slot runs again
-as it was.
+as it was. Who was suspect once stays so until the corridor says that it has its outcome: `charges` is what the next
+owner of its partition has to know.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class Leftovers:
         self._suspects: deque[Request] = deque()
         self._returned: deque[Batch] = deque()
         self._poisoned: list[Finished] = []
+        self._convicted: set[int] = set()
+        self._accused: dict[int, Request] = {}
+
+        self.held: dict[str, Callable[[Request], bool]] = {}  # by model: whom its replicas must not run, but `drop`
 
     def __bool__(self) -> bool:
         return bool(self._suspects or self._returned)
@@ -50,9 +55,34 @@ class Leftovers:
             self._returned.extend(batches[1:])
             self._suspect(batches[0], why)
 
+    def accuse(self, request: Request, now: float) -> None:
+        """Take a request that an earlier worker held under suspicion: it runs alone, unless it has no attempt left."""
+        if request.attempts >= self._max_attempts:
+            why = f"it was tried {request.attempts} times before this worker had it, and never answered"
+            self._poison(self._isolated([request], now), request, why)
+        else:
+            self._accused[id(request)] = request
+            self._suspects.append(request)
+
+    @property
+    def has_accused(self) -> bool:
+        """Whether somebody was suspect whose outcome was not reported yet."""
+        return bool(self._accused)
+
+    def charges(self, is_open: Callable[[Request], bool]) -> Iterator[tuple[Request, int]]:
+        """Yield who is suspect, with attempts; forgets those that are not `is_open` any more.
+
+        The attempts of those that never ran alone, or survived it, stay below what is poison: they may be innocent.
+        """
+        self._accused = {key: one for key, one in self._accused.items() if is_open(one)}
+        self._convicted &= self._accused.keys()
+        for key, one in self._accused.items():
+            yield one, one.attempts if key in self._convicted else min(one.attempts, self._max_attempts - 1)
+
     def put_back(self, batch: Batch) -> None:
-        """Take a batch that is to run again and is not to blame."""
-        self._returned.append(batch)
+        """Take a batch that is to run again and is not to blame; a canary is nobody's and needs no second run."""
+        if batch.requests:
+            self._returned.append(batch)
 
     def run_alone(self, requests: list[Request], now: float) -> None:
         """Let requests run again as a batch of their own."""
@@ -61,11 +91,13 @@ class Leftovers:
 
     def next(self, model: str, now: float) -> Batch | None:
         """Remove and return what a replica of the model should run next: a suspect alone, else a returned batch."""
-        suspect = next((one for one in self._suspects if one.model == model), None)
+        is_held = self.held.get(model, _nobody)
+        suspect = next((one for one in self._suspects if one.model == model and not is_held(one)), None)
         if suspect is not None:
             self._suspects = deque(one for one in self._suspects if one is not suspect)
             return self._isolated([suspect], now)
-        returned = next((one for one in self._returned if one.model == model), None)
+        mine = (one for one in self._returned if one.model == model)
+        returned = next((one for one in mine if not any(map(is_held, one.requests))), None)
         if returned is not None:
             self._returned = deque(one for one in self._returned if one is not returned)
         return returned
@@ -100,13 +132,23 @@ class Leftovers:
         requests = [one for one in batch.requests if id(one) not in batch.answered]
         for request in requests:
             request.attempts += 1
+            self._accused[id(request)] = request
         if len(batch.requests) > 1 or not requests or requests[0].attempts < self._max_attempts:
             self._suspects.extend(requests)
             return
-        first = requests[0]
-        failure = Failure(Code.POISONED, f"it brought its {self._kind} down {first.attempts} times; the last: {why}")
-        self._poisoned.append(Finished(batch, [], [(first, failure)]))
+        often = requests[0].attempts
+        self._poison(batch, requests[0], f"it brought its {self._kind} down {often} times; the last: {why}")
+
+    def _poison(self, batch: Batch, request: Request, why: str) -> None:
+        self._accused[id(request)] = request
+        self._convicted.add(id(request))
+        failure = Failure(Code.POISONED, why)
+        self._poisoned.append(Finished(batch, [], [(request, failure)]))
 
     def _isolated(self, requests: list[Request], now: float) -> Batch:
         rows = sum(one.rows for one in requests)
         return Batch(next(self._numbers), requests[0].model, requests, rows, Reason.ISOLATION, now)
+
+
+def _nobody(_: Request) -> bool:
+    return False

@@ -14,36 +14,57 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forebay.errors import ModelError
+from forebay.errors import ConfigError, ModelError
 from forebay.inference.files import open_file
 from forebay.inference.messages import Start, encode
 from forebay.inference.model import Model, TensorSpec
+from forebay.inference.precision import check, convert, set_matmul
 
 _MACHINERY = re.compile(r"site-packages|/forebay/inference/|/lib/python3")
 _shared: weakref.WeakValueDictionary[bytes, Model] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
-_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load(start: Start, device: torch.device) -> Model:
-    """Make, load and check the model that `start` names. Raises ModelError with one sentence."""
+    """Make, load, convert and check the model that `start` names; `auto` is fp32 here. Raises ConfigError."""
+    check(start.precision, device)
+    model = load_plain(start, device)
+    if start.precision not in ("fp32", "auto"):
+        convert_as(model, start)
+    return model
+
+
+def convert_as(model: Model, start: Start) -> None:
+    """Convert a loaded model in place to what `start` says. Raises ConfigError where it has nothing to convert."""
+    tops = list(modules(model))
+    if start.path is not None and not tops and start.precision != "tf32":
+        raise ConfigError(
+            f"inference.precision is {start.precision}, but {start.path} computes in what it was exported in; export "
+            "it in that, and set inference.precision to fp32"
+        )
+    set_matmul(start.precision)
+    convert(tops, start.precision, name_of(model))
+    verify_eval(model)
+
+
+def load_plain(start: Start, device: torch.device) -> Model:
+    """Make, load and check the model that `start` names, in fp32. Raises ModelError with one sentence."""
+    set_matmul("fp32")
     model = _made(start)
     try:
         model.load(device)
     except Exception as error:
-        raise ModelError(f"{_name(model)}.load() failed: {where(error)}") from error
+        raise ModelError(f"{name_of(model)}.load() failed: {where(error)}") from error
     if start.weights is not None:
         _load_weights(model, Path(start.weights))
     for module in modules(model):
         module.eval().requires_grad_(False)
-        if start.precision != "fp32":
-            module.to(_PRECISIONS[start.precision])
     verify_eval(model)
     return model
 
@@ -55,12 +76,12 @@ def sharing(start: Start) -> Iterator[None]:
         yield
 
 
-def load_shared(start: Start, device: torch.device) -> Model:
-    """Return the model that another replica of this process has loaded for the same settings, or load it."""
+def load_shared(start: Start, make: Callable[[], Model]) -> Model:
+    """Return the model that another replica of this process has loaded for the same settings, or make it."""
     key = encode(start)
     model = _shared.get(key)
     if model is None:
-        model = _shared[key] = load(start, device)
+        model = _shared[key] = make()
     return model
 
 
@@ -69,13 +90,13 @@ def load_prepare(start: Start) -> Model:
     model = _made(start)
     if not model.prepared:
         raise ModelError(
-            f"inference.prepare_workers needs a model with prepare(), and {_name(model)} has none: set it to 0, or "
+            f"inference.prepare_workers needs a model with prepare(), and {name_of(model)} has none: set it to 0, or "
             "give the model prepare() and prepared = [TensorSpec(…)]"
         )
     try:
         model.load_prepare()
     except Exception as error:
-        raise ModelError(f"{_name(model)}.load_prepare() failed: {where(error)}") from error
+        raise ModelError(f"{name_of(model)}.load_prepare() failed: {where(error)}") from error
     for module in modules(model):
         module.eval().requires_grad_(False)
     return model
@@ -107,8 +128,11 @@ def verify_eval(model: Model) -> None:
     for top in modules(model):
         for name, module in top.named_modules():
             if module.training:
-                where_ = name or type(module).__name__
-                raise ModelError(f"{_name(model)}: {where_} is in training mode; forward() must not call train()")
+                kind = type(module).__name__
+                raise ModelError(
+                    f"{name_of(model)}: {f'{name} ({kind})' if name else kind} is in training mode, where a request's "
+                    "answer depends on who came along with it; load() and forward() must not call train()"
+                )
 
 
 def where(error: BaseException) -> str:
@@ -180,23 +204,23 @@ def _check_declared(model: Model) -> None:
     try:
         inspect.signature(model.load).bind(None)
     except TypeError:
-        raise ModelError(f"{_name(model)}.load must take the device: def load(self, device)") from None
+        raise ModelError(f"{name_of(model)}.load must take the device: def load(self, device)") from None
     for kind in ("inputs", "outputs"):
         specs = getattr(model, kind, None)
         if not specs or not all(isinstance(spec, TensorSpec) for spec in specs):
-            raise ModelError(f"{_name(model)} must declare {kind} as a list of TensorSpec")
+            raise ModelError(f"{name_of(model)} must declare {kind} as a list of TensorSpec")
         names = [spec.name for spec in specs]
         if len(set(names)) != len(names):
-            raise ModelError(f"{_name(model)}: {kind} has the same name twice")
+            raise ModelError(f"{name_of(model)}: {kind} has the same name twice")
     has_prepare = callable(getattr(model, "prepare", None))
     if has_prepare != bool(model.prepared):
-        raise ModelError(f"{_name(model)} needs both prepare() and prepared = [TensorSpec(…)], or neither")
+        raise ModelError(f"{name_of(model)} needs both prepare() and prepared = [TensorSpec(…)], or neither")
     taken = inspect.signature(model.forward).parameters
     given = model.prepared or model.inputs
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         for spec in given:
             if spec.name not in taken:
-                raise ModelError(f"{_name(model)}.forward() takes no argument {spec.name!r}, which is declared")
+                raise ModelError(f"{name_of(model)}.forward() takes no argument {spec.name!r}, which is declared")
 
 
 def _load_weights(model: Model, path: Path) -> None:
@@ -206,12 +230,13 @@ def _load_weights(model: Model, path: Path) -> None:
         raise ModelError(f"model.weights {path} must be a .safetensors file")
     tops = list(modules(model))
     if len(tops) != 1:
-        raise ModelError(f"model.weights needs a model that holds one module; {_name(model)} holds {len(tops)}")
+        raise ModelError(f"model.weights needs a model that holds one module; {name_of(model)} holds {len(tops)}")
     try:
         load_model(tops[0], path)
     except Exception as error:
-        raise ModelError(f"model.weights {path} does not fit {_name(model)}: {where(error)}") from error
+        raise ModelError(f"model.weights {path} does not fit {name_of(model)}: {where(error)}") from error
 
 
-def _name(model: Model) -> str:
+def name_of(model: Model) -> str:
+    """Return what a model is called in messages."""
     return type(model).__name__

@@ -24,7 +24,10 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
 
     `takes_prepared` says that the model's `prepare` runs in preparers: a replica gets what it returned. `sizes` are the
     batch sizes, `buckets` the lengths of ragged dimensions that the model runs in; empty: any. `sharing` is how many
-    replicas run in one process. `max_cost`, in `cost_unit`, bounds a batch of several requests.
+    replicas run in one process. `max_cost`, in `cost_unit`, bounds a batch of several requests. `generation` counts the
+    reloads of the model: those of one share no weights with those of another. Replicas with the same `session` agree on
+    what `precision: auto` means; without one each decides alone. `cpu_threads` are what a CPU's replica takes where
+    `threads` says nothing; 0: torch's own number.
     """
 
     model: str
@@ -50,6 +53,11 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     sharing: int = 1
     max_cost: int | None = None
     cost_unit: str = "rows"
+    generation: int = 0
+    cpu_threads: int = 0
+    max_deviation: float | None = None
+    cache_dir: str | None = None
+    session: str = ""
 
 
 class Placed(msgspec.Struct, array_like=True):
@@ -66,6 +74,7 @@ class Run(msgspec.Struct, array_like=True, tag="run"):
     `rows` has the rows of each request; empty: one each. `shapes` has the dimensions of every input of every request
     where the tensors of a batch lie one after the other instead of stacked (models with `prepare`); else it is empty.
     `bucket` is the batch's: see `caps`. `skipped` are requests that a later Skip named before the batch began.
+    `check` asks for the canary in place of a batch: the replica itself writes the inputs, and answers with Checked.
     """
 
     number: int
@@ -76,6 +85,7 @@ class Run(msgspec.Struct, array_like=True, tag="run"):
     shapes: list[list[list[int]]]
     bucket: int = 0
     skipped: list[int] = []
+    check: bool = False
 
 
 class Skip(msgspec.Struct, array_like=True, tag="skip"):
@@ -100,11 +110,29 @@ class Mistake(msgspec.Struct, array_like=True):
     message: str
 
 
+class Tried(msgspec.Struct, array_like=True):
+    """What a candidate of `precision: auto`, or of `forebay optimize`, gave.
+
+    Seconds are the best of a full batch and of one row. `deviation` is of its golden outputs from those in fp32;
+    `verdict` says why it was adopted or not.
+    """
+
+    precision: str
+    compile: str
+    full_rows: int = 0
+    full_seconds: float = 0.0
+    one_seconds: float = 0.0
+    deviation: float = 0.0
+    verdict: str = ""
+    sparsity: str = ""
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
     """Replica to loop, once: loaded, checked and warm. `prepared` is what it takes where preparers run `prepare`.
 
     `curve` has (bucket, rows, seconds) of what the warm-up ran, `peaks` (bucket, rows, bytes) where the device can say;
     `difference` is the largest that the self-check found between a row's outputs, None where there was no check.
+    `deviation` is that of the adopted precision from fp32, None where nothing was measured; `tried` what `auto` tried.
     """
 
     inputs: list[Spec]
@@ -118,6 +146,11 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     prepared: list[Spec] = []
     peaks: list[tuple[int, int, int]] = []
     difference: float | None = None
+    precision: str = ""
+    compile: str = ""
+    deviation: float | None = None
+    tried: list[Tried] = []
+    threads: int = 0
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
@@ -133,7 +166,7 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     `unsound` is set where every request failed and the model fails its own warm-up example, too: it says how.
     `cap` is how many rows of this bucket may run together, 0 where no bound is known. `pieces` counts the executions
     that were planned as parts, of a request larger than a batch or of a batch above the cap; the others isolate.
-    `recompiles` counts executions that ran uncompiled since the last batch.
+    `recompiles` counts executions that ran uncompiled since the last batch, `refused` those that ran out of memory.
     A preparer answers with it, too: its outputs are prepared tensors, one part per request. It alone sets `seconds`,
     what each request took, and `costs`, what `prepare` said of each; 0 where it said nothing.
     """
@@ -153,6 +186,29 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     cap: int = 0
     pieces: int = 0
     recompiles: int = 0
+    refused: int = 0
+
+
+class Checked(msgspec.Struct, array_like=True, tag="checked"):
+    """Replica to loop: the canary has run. `wrong` says how its answer is not what it was, `failed` why it has none."""
+
+    number: int
+    wrong: str = ""
+    failed: str = ""
+    memory: dict[str, int] = {}
+
+
+class Measure(msgspec.Struct, array_like=True, tag="measure"):
+    """Loop to replica, before the first batch: run the rehearsal's batches for this long, and say how many rows."""
+
+    for_seconds: float
+
+
+class Measured(msgspec.Struct, array_like=True, tag="measured"):
+    """Replica to loop: the rows that ran, and in how many seconds; 0 where there was nothing to run."""
+
+    rows: int
+    seconds: float
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -160,5 +216,5 @@ class Stop(msgspec.Struct, array_like=True, tag="stop"):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Skip | Stop).decode
-decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done).decode
+decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Skip | Measure | Stop).decode
+decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done | Checked | Measured).decode

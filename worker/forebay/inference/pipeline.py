@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from forebay import failpoints
 from forebay.inference.flights import Flight
-from forebay.inference.messages import Done, Run, Skip, decode_to_replica, encode
+from forebay.inference.messages import Checked, Done, Measure, Measured, Run, Skip, decode_to_replica, encode
 from forebay.inference.runner import Runner
 
 _LOOK_SECONDS = 0.0001
@@ -26,8 +26,9 @@ class HungUpError(Exception):
 class Inbox:
     """What the loop sent and was not begun, and the way back. Every call raises HungUpError where the loop is gone."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, measure: Callable[[Measure], Measured] | None = None) -> None:
         self._connection = connection
+        self._measure = measure
         self._jobs: deque[Run] = deque()
 
     def next(self) -> Run:
@@ -51,8 +52,8 @@ class Inbox:
             self._read()
         return bool(self._jobs)
 
-    def answer(self, done: Done) -> None:
-        """Tell the loop what became of a batch."""
+    def answer(self, done: Done | Checked | Measured) -> None:
+        """Tell the loop what became of a batch, or of a measurement."""
         try:
             self._connection.send_bytes(encode(done))
         except OSError as error:
@@ -69,6 +70,8 @@ class Inbox:
             for job in self._jobs:
                 if job.number == message.number:
                     job.skipped += message.requests
+        elif isinstance(message, Measure) and self._measure is not None:
+            self.answer(self._measure(message))
         else:
             raise HungUpError
 
@@ -79,6 +82,7 @@ class Pipeline:
     def __init__(self, runner: Runner, inbox: Inbox) -> None:
         self._runner = runner
         self._inbox = inbox
+        self._unchecked: deque[Run] = deque()
         self._flight: Flight | None = None
 
     def turn(self) -> None:
@@ -86,15 +90,33 @@ class Pipeline:
         flight = self._flight
         if flight is None:
             self._flight = self._begin(self._inbox.next(), beside=False)
+            self._answer_unchecked()
             return
-        job = self._next(lambda: self._runner.is_done(flight)) if self._runner.may_overlap else None
+        job = self._next(lambda: self._runner.is_done(flight)) if self._runner.may_overlap(flight) else None
         following = None if job is None else self._begin(job, beside=True)
         done = self._runner.finish(flight)
-        failpoints.hit("replica_after_run")
-        self._inbox.answer(done)
+        if flight.job.check and self._runner.canary is not None:
+            self._inbox.answer(self._runner.canary.judge(flight.job, done))
+        else:
+            failpoints.hit("replica_after_run")
+            self._inbox.answer(done)
+        self._answer_unchecked()
         self._flight = following
+        if following is not None:
+            self._runner.resume(following)
 
-    def _begin(self, job: Run, *, beside: bool) -> Flight:
+    def _answer_unchecked(self) -> None:
+        """Answer for canaries that could not be staged, in their turn."""
+        while self._unchecked:
+            self._inbox.answer(Checked(self._unchecked.popleft().number))
+
+    def _begin(self, job: Run, *, beside: bool) -> Flight | None:
+        if job.check:
+            staged = self._runner.canary.stage(job) if self._runner.canary is not None else None
+            if staged is None:
+                self._unchecked.append(job)
+                return None
+            return self._runner.begin(staged, beside=beside)
         failpoints.hit("replica_before_run")
         return self._runner.begin(job, beside=beside)
 

@@ -1,7 +1,7 @@
 """The pool: the replicas of every served model, as the loop sees them. Never blocks on a model; imports no torch.
 
-A replica that dies, hangs or loses its device is replaced, and what it left behind runs again (`leftovers`). The
-preparers of a worker are a pool, too, of another kind.
+A replica that dies, hangs, loses its device or computes wrongly (`soundness`) is replaced, and what it left behind runs
+again (`leftovers`). The preparers of a worker are a pool, too, of another kind.
 """
 
 from __future__ import annotations
@@ -10,35 +10,19 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import count
 
 from forebay import failpoints
 from forebay.errors import DeviceLostError, ModelError
 from forebay.inference.leftovers import Leftovers
-from forebay.inference.messages import Done, Failed, Ready
+from forebay.inference.limits import Limits, Notice, on_checked, on_ready
+from forebay.inference.messages import Checked, Done, Failed, Ready
 from forebay.inference.replicas import Finished, Replica, State, finished
+from forebay.inference.soundness import Soundness
+from forebay.inference.succession import Succession
 from forebay.records import Batch, Request, Signature
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the pool tolerates; times are seconds."""
-
-    execution_timeout: float
-    start_timeout: float
-    max_attempts: int
-    max_restarts: int
-
-
-@dataclass(slots=True)
-class Notice:
-    """Something for the log and the metrics: a replica got ready or died."""
-
-    event: str
-    model: str
-    fields: dict[str, object] = field(default_factory=dict)
-    ready: Ready | None = None
+__all__ = ["Limits", "Notice", "Pool"]
 
 
 class Pool:
@@ -56,18 +40,22 @@ class Pool:
         self.kind = kind
         self._replicas = list(replicas)
         self._limits = limits
-        self._leftovers = Leftovers(kind, limits.max_attempts, numbers or count(1))
+        numbers = numbers or count(1)
+        self.leftovers = Leftovers(kind, limits.max_attempts, numbers)
+        self._soundness = Soundness(limits.canary_interval, numbers)
         self.poller = poller or select.poll()  # two pools that share one wake the loop both
         self._stillborn = 0
+        self.succession = Succession(self.poller, limits)
         self.notices: deque[Notice] = deque()
         self.restarts = 0
         self.signatures: dict[str, Signature] = {}
         self.curves: dict[str, list[tuple[int, int, float]]] = {}
+        self.shares: dict[str, float] = {}
 
     def launch(self, now: float) -> None:
         """Start every replica; `collect` brings them up."""
         for replica in self._replicas:
-            self._launch(replica, now)
+            self.succession.launch(replica, now)
 
     @property
     def ready(self) -> bool:
@@ -78,23 +66,23 @@ class Pool:
         """Return how many replicas (of a model) can take batches."""
         return sum(replica.state is State.READY and model in (None, replica.model) for replica in self._replicas)
 
+    def replicas(self, model: str) -> list[Replica]:
+        """Return the replicas of a model."""
+        return [replica for replica in self._replicas if replica.model == model]
+
     @property
     def in_flight(self) -> int:
         """Requests that were submitted and have not come back."""
-        return sum(len(batch.requests) for batch in self._running()) + self._leftovers.requests
+        return sum(len(batch.requests) for batch in self._running()) + self.leftovers.requests
 
     def free_at(self, model: str) -> float | None:
         """Return the predicted time at which a replica of the model can begin another batch; None: none has room.
 
         0 while one is idle.
         """
-        if self._is_recovering(model):
+        if self.leftovers and self.leftovers.concern(model):  # work that a lost replica left behind goes first
             return None
         return min((r.free_at for r in self._replicas if r.model == model and r.has_room), default=None)
-
-    def _is_recovering(self, model: str) -> bool:
-        """Whether work that a lost replica left behind goes first."""
-        return bool(self._leftovers) and self._leftovers.concern(model)
 
     def submit(self, batch: Batch, now: float) -> None:
         """Stage a batch at the replica that has the least to do. Ask `free_at` first."""
@@ -102,6 +90,19 @@ class Pool:
         replica = min(candidates, key=lambda candidate: (candidate.free_at, len(candidate.running)))
         self._submit(replica, batch, now)
         failpoints.hit("after_submit")
+
+    def check_idle(self, now: float, spared: Callable[[str], bool]) -> None:
+        """Send canaries to replicas that were idle for long, but for models that are `spared`; costs nothing mostly."""
+        for replica, batch in self._soundness.due(self._replicas, now, spared):
+            try:
+                replica.check(batch, now)
+            except OSError as error:
+                self._lost(replica, now, str(error))
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether a canary runs."""
+        return any(job.check for replica in self._replicas for _, job in replica.running)
 
     def collect(self, now: float, wait: float = 0.0) -> list[Finished]:
         """Return finished batches; waits up to `wait` seconds for the first. Replaces replicas that are gone.
@@ -111,7 +112,7 @@ class Pool:
         back: list[Finished] = []
         if (
             wait > 0
-            and not self._leftovers.has_poisoned
+            and not self.leftovers.has_poisoned
             and not any(self._answers_at_once(replica) for replica in self._replicas)
         ):
             if wait < 0.001:  # poll counts in milliseconds, and rounds up
@@ -121,12 +122,15 @@ class Pool:
         for replica in self._replicas:
             if replica.state is State.DOWN:
                 if now >= replica.relaunch_at:
-                    self._launch(replica, now)
+                    self.succession.launch(replica, now)
             else:
                 self._listen(replica, now, back)
-        if self._leftovers:
+        if self.succession:
+            self.succession.listen(now)
+            self._replicas = self.succession.see_off(self._replicas, now)
+        if self.leftovers:
             self._run_again(now)
-        return back + self._leftovers.poisoned()
+        return back + self.leftovers.poisoned()
 
     def _answers_at_once(self, replica: Replica) -> bool:
         if replica.state is State.DOWN or replica.transport.descriptor() is not None:
@@ -135,13 +139,13 @@ class Pool:
 
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Forget the suspects that `unwanted` picks; what a replica is running comes back all the same."""
-        return self._leftovers.drop(unwanted)
+        return self.leftovers.drop(unwanted)
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests that have not come back and are still wanted; an answer that waits is not looked into."""
         for batch in self._running():
             yield from (one for one in batch.requests if id(one) not in batch.answered)
-        yield from self._leftovers
+        yield from self.leftovers
 
     def _running(self) -> list[Batch]:
         return [batch for replica in self._replicas for batch, _ in replica.running]
@@ -161,11 +165,16 @@ class Pool:
         def is_late(request: Request) -> bool:
             return request.deadline is not None and request.deadline <= now
 
-        found = self.drop(is_late) if self._leftovers else []
+        found = self.drop(is_late) if self.leftovers else []
         for replica in self._replicas:
             if any(batch.deadline is not None and batch.deadline <= now for batch, _ in list(replica.running)[1:]):
                 found += replica.answer_early(is_late)
         return found
+
+    def overdue(self, now: float) -> str | None:
+        """Name a replica that runs far beyond its time and was not replaced; None where there is none."""
+        limit = self._limits.execution_timeout
+        return next((found for one in self._replicas if (found := one.overdue(now, limit))), None)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Return the bytes that each replica reported last, by kind."""
@@ -177,19 +186,31 @@ class Pool:
             if at_once:
                 replica.transport.kill()
             replica.stop()
+        self.succession.stop()
 
-    def _launch(self, replica: Replica, now: float) -> None:
-        replica.launch(now)
-        descriptor = replica.transport.descriptor()
-        if descriptor is not None:
-            self.poller.register(descriptor, select.POLLIN)
+    def switch(self, model: str, now: float) -> None:
+        """Let the successors of a model take over: they get what comes now, the others finish what they have."""
+        self._replicas, taken = self.succession.switch(model, self._replicas, now)
+        if taken:
+            del self.signatures[model], self.curves[model]
+        for replica, ready in taken:
+            self._became_ready(replica, ready)
+
+    def recall(self, model: str) -> list[Request]:
+        """End the retired replicas of a model at once; return the requests that they had and that are wanted."""
+        self._replicas, requests = self.succession.recall(model, self._replicas)
+        return requests
+
+    def of(self, model: str) -> Iterator[Replica]:
+        """Yield the replicas of a model, those that retire among them."""
+        return (replica for replica in self._replicas if replica.model == model)
 
     def _submit(self, replica: Replica, batch: Batch, now: float) -> None:
         try:
             replica.submit(batch, now)
         except OSError as error:  # it never got this batch, so nothing is to be held against it
             replica.running.pop()
-            self._leftovers.put_back(batch)
+            self.leftovers.put_back(batch)
             self._lost(replica, now, str(error))
 
     def _listen(self, replica: Replica, now: float, back: list[Finished]) -> None:
@@ -197,12 +218,16 @@ class Pool:
             for message in replica.messages():
                 if isinstance(message, Done):
                     self._stillborn = 0
-                    back.append(finished(replica, message, now))
-                    self._leftovers.run_alone(back[-1].left, now)  # the slot had no room for their outputs
+                    self._take(replica, finished(replica, message, now), now, back)
+                elif isinstance(message, Checked):
+                    if self._checked(replica, message, now):
+                        return
                 elif isinstance(message, Ready):
                     self._became_ready(replica, message)
                 elif isinstance(message, Failed):
-                    self._failed(replica, message.message, now)
+                    if replica.model not in self.signatures:
+                        raise ModelError(message.message)
+                    self._lost(replica, now, message.message)
                     return
         except (EOFError, OSError) as error:
             self._lost(replica, now, replica.transport.gone() or str(error) or "it hung up")
@@ -211,49 +236,64 @@ class Pool:
         if late is not None:
             self._lost(replica, now, late)
 
+    def _take(self, replica: Replica, done: Finished, now: float, back: list[Finished]) -> None:
+        """Take in a batch that came back, or let it run elsewhere where this replica is doubted."""
+        counts, broken = self._soundness.weigh(replica, done, self._replicas)
+        for other, why in broken:
+            self._replace(other, now, why)
+        if counts:
+            back.append(done)
+            self.leftovers.run_alone(done.left, now)  # the slot had no room for their outputs
+        else:
+            self.leftovers.put_back(done.batch)
+
+    def _checked(self, replica: Replica, checked: Checked, now: float) -> bool:
+        """Take in what a canary came to; True where the replica was replaced for it."""
+        replica.checked(checked, now)
+        why = self._soundness.judge(replica, checked, self._replicas)
+        self.notices.append(on_checked(self.kind, replica.name, replica.model, checked))
+        if why:
+            self._replace(replica, now, why)
+        return bool(why)
+
+    def _replace(self, replica: Replica, now: float, why: str) -> None:
+        """Replace a replica that computes wrongly: what it has is innocent, and runs again as it was."""
+        while replica.running:
+            self.leftovers.put_back(replica.running.popleft()[0])
+        self._lost(replica, now, why)
+
     def _became_ready(self, replica: Replica, ready: Ready) -> None:
         signature = replica.became_ready(ready)
         self.signatures.setdefault(replica.model, signature)
         self.curves.setdefault(replica.model, ready.curve)
-        fields: dict[str, object] = {
-            self.kind: replica.name,
-            "device": ready.device,
-            "load_seconds": round(ready.load_seconds, 3),
-            "warm_up_seconds": round(ready.warm_up_seconds, 3),
-        }
-        if ready.notes:
-            fields["notes"] = ready.notes
-        self.notices.append(Notice(f"{self.kind}_ready", replica.model, fields, ready))
-
-    def _failed(self, replica: Replica, message: str, now: float) -> None:
-        if replica.model not in self.signatures:
-            raise ModelError(message)
-        self._lost(replica, now, message)
+        self.notices.append(on_ready(self.kind, replica.name, replica.model, ready))
 
     def _lost(self, replica: Replica, now: float, why: str) -> None:
-        """Replace a replica; put its running batch under suspicion and its waiting one back."""
+        """Replace a replica; put its running batch under suspicion and its waiting one back, whatever comes of it."""
         descriptor = replica.transport.descriptor()
         if descriptor is not None:
             self.poller.unregister(descriptor)
         was_ready = replica.state is State.READY
-        if not replica.transport.kill():
-            raise DeviceLostError(f"{self.kind} {replica.name} is lost ({why}) and cannot be replaced in this process")
+        is_gone = replica.transport.kill()
         why = f"{why}, {replica.transport.gone()}" if replica.transport.gone() not in (None, why) else why
-        if not was_ready and replica.model not in self.signatures:
+        if is_gone and not was_ready and replica.model not in self.signatures:
             raise ModelError(f"the process of model {replica.model} ended before the model was ready: {why}")
         self.restarts += 1
         self._stillborn += 1
+        replica.deaths += 1
+        self.leftovers.lost([batch for batch, _ in replica.running], why)
+        in_a_row = max(self._stillborn, replica.deaths)
+        replica.down(now + min(2.0 ** (in_a_row - 2), 30.0) if in_a_row > 1 else now)
         self.notices.append(Notice(f"{self.kind}_lost", replica.model, {self.kind: replica.name, "why": why}))
+        if not is_gone:
+            raise DeviceLostError(f"{self.kind} {replica.name} is lost ({why}) and cannot be replaced in this process")
         if self._stillborn > self._limits.max_restarts:
             many = f"{self.kind}s died {self._stillborn} times"
             raise DeviceLostError(f"{many} without finishing a batch; the last: {why}")
-        batches = [batch for batch, _ in replica.running]
-        replica.down(now + min(2.0 ** (self._stillborn - 2), 30.0) if self._stillborn > 1 else now)
-        self._leftovers.lost(batches, why)
 
     def _run_again(self, now: float) -> None:
         """Give idle replicas what lost ones left behind."""
         for replica in self._replicas:
-            batch = self._leftovers.next(replica.model, now) if replica.is_idle else None
+            batch = self.leftovers.next(replica.model, now) if replica.is_idle else None
             if batch is not None:
                 self._submit(replica, batch, now)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from forebay.inference.declared import TORCH, ContractError, check_elements, check_shape
+from forebay.inference.declared import TORCH, ContractError, check_elements, check_shape, without_loss
 from forebay.inference.messages import Run
 from forebay.inference.model import DATATYPE_BYTES, Model, TensorSpec
 from forebay.inference.staging import split_elements
@@ -94,7 +94,7 @@ class Preparation:
             else:
                 value = torch.as_tensor(value)
                 check_shape("prepare()", spec, tuple(value.shape), rows)
-                value = value.to(TORCH[spec.datatype])
+                value = without_loss("prepare()", spec, value)
             prepared[spec.name] = value
         return prepared, None if COST in prepared else _cost(returned.get(COST))
 

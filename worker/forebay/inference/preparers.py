@@ -103,6 +103,14 @@ class Preparers:
             self._feed(now)
         return back
 
+    def switch(self, model: str, now: float) -> None:
+        """Let the successors of a model's preparers take over; what the others had begun is begun anew."""
+        self.pool.switch(model, now)
+        for request in self.pool.recall(model):
+            self.add(request)
+        self._seconds.pop(model, None)
+        self.breakers.retry(_breaker_of(model))
+
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Remove and return the requests that `unwanted` picks; what a preparer makes of those it has goes nowhere."""
         return self.pool.forsake(unwanted) + self._take_out(unwanted)

@@ -1,13 +1,15 @@
 """A replica's own side: load, warm up, then run batch after batch until the loop hangs up.
 
 As a process it is started as `python -m forebay.inference.replica FD MEMORY_FD`; as a thread `serve` is called. It
-ignores SIGINT and SIGTERM, which a terminal or an orchestrator sends to the whole group: the loop decides when it ends.
+ignores SIGINT, SIGTERM and SIGHUP, which a terminal or an orchestrator sends to the whole group: the loop decides when
+it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -22,17 +24,19 @@ import torch
 
 from forebay import failpoints
 from forebay.errors import ForebayError
+from forebay.inference.adoption import adopt, adopt_shared
+from forebay.inference.canary import Canary
 from forebay.inference.compilation import thaw
 from forebay.inference.devices import Device, open_device
 from forebay.inference.example import DeviceLost
-from forebay.inference.loading import load, load_shared, sharing, where
+from forebay.inference.loading import sharing, where
 from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Start, decode_to_replica, encode
 from forebay.inference.model import Model, TensorSpec
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
-from forebay.inference.rehearsal import rehearse
+from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.runner import Runner
 from forebay.inference.selfcheck import SelfCheck, self_check
-from forebay.inference.warmup import WarmUp, warm_up
+from forebay.inference.warmup import WarmUp, sizes, warm_up
 
 EXIT_DEVICE_LOST = 75
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +59,7 @@ def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None)
     connection.send_bytes(encode(told))
     if runner is None:
         return 1
-    inbox = Inbox(connection)
+    inbox = Inbox(connection, partial(measure, runner) if isinstance(runner, Runner) else None)
     turn = Pipeline(runner, inbox).turn if isinstance(runner, Runner) else partial(_turn, runner, inbox)
     try:
         while True:
@@ -88,13 +92,18 @@ def begin_replica(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, Runn
 
 def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
     began = time.perf_counter()
+    device = open_device(start.device, start.memory_fraction)
     if start.threads is not None:
         torch.set_num_threads(start.threads)
-    device = open_device(start.device, start.memory_fraction)
+    elif start.cpu_threads and device.device.type == "cpu":  # never above torch's own, which OMP_NUM_THREADS may bound
+        torch.set_num_threads(min(start.cpu_threads, torch.get_num_threads()))
     note = device.pin(memory)
     with sharing(start):
-        model = load_shared(start, device.device) if start.sharing > 1 else load(start, device.device)
+        model, adopted = adopt_shared(start, device) if start.sharing > 1 else adopt(start, device)
+        start.precision = adopted.precision
         device.settle()
+        if start.compile == "cudagraph" and not start.sizes:  # every size that is not one of these would have no graph
+            start.sizes = sizes(start.max_batch_size)
         loaded = time.perf_counter()
         runner = Runner(model, device, start, memory)
         warm, checked = _prove(runner, model, device, start)
@@ -106,10 +115,15 @@ def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
         load_seconds=loaded - began,
         warm_up_seconds=time.perf_counter() - loaded,
         curve=warm.curve,
-        notes=[*([note] if note else []), *warm.notes, *(checked.notes if checked is not None else [])],
+        notes=[*([note] if note else []), *adopted.notes, *warm.notes, *(checked.notes if checked is not None else [])],
         prepared=[_spec(spec) for spec in model.prepared] if start.takes_prepared else [],
         peaks=warm.peaks,
         difference=checked.difference if checked is not None and checked.compared else None,
+        precision=adopted.precision,
+        compile=start.compile,
+        deviation=adopted.deviation,
+        tried=adopted.tried,
+        threads=torch.get_num_threads() if device.device.type == "cpu" else 0,
     )
     return ready, runner
 
@@ -120,10 +134,15 @@ def _prove(runner: Runner, model: Model, device: Device, start: Start) -> tuple[
     if compiled is not None:
         thaw()
     warm = warm_up(runner, model, device, start)
+    if compiled is not None and compiled.record():
+        warm.curve = warm_up(runner, model, device, start).curve
     checked = self_check(runner, model, start, device.tolerance(start.precision)) if start.self_check else None
     if compiled is not None:
         compiled.freeze()
     rehearse(runner, model, start)
+    runner.canary = Canary(runner, model, start, device.tolerance(start.precision))
+    if note := runner.canary.record():
+        warm.notes.append(note)
     return warm, checked
 
 
@@ -144,6 +163,7 @@ def run_process(begin: Begin) -> None:
     descriptor, memory_descriptor, parent = map(int, sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _die_with_parent(parent)
     memory = mmap.mmap(memory_descriptor, os.fstat(memory_descriptor).st_size)
     code = serve(Connection(descriptor), memory, begin)
@@ -156,7 +176,18 @@ def run_process(begin: Begin) -> None:
 def main() -> None:
     """Run as a process of its own."""
     failpoints.arm_from_environment()
-    run_process(begin_replica)
+    run_process(_begin_and_freeze)
+
+
+def _begin_and_freeze(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, Runner | None]:
+    """Begin, and take what is there by then (torch, the model) out of the collector's rounds.
+
+    Each allocation that fails is followed by a round: over all of torch it takes 100 ms, several times for one batch.
+    """
+    begun = begin_replica(start, memory)
+    gc.collect()
+    gc.freeze()
+    return begun
 
 
 if __name__ == "__main__":

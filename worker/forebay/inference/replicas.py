@@ -7,19 +7,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from forebay.inference.messages import Done, Failed, Part, Ready, Run, Skip, Start, decode_to_loop, encode
+from forebay.inference.messages import Checked, Done, Failed, Part, Ready, Run, Skip, Start, decode_to_loop, encode
 from forebay.inference.staging import Staging
 from forebay.inference.transports import Transport
 from forebay.records import Batch, Code, Failure, Output, Request, Signature, TensorShape, Timings
 
+if TYPE_CHECKING:
+    from forebay.inference.soundness import Doubt
+
+
+_OVERDUE_SECONDS = 30.0
+
 
 class State(Enum):
-    """Where a replica is in its life."""
+    """Where a replica is in its life. One that retires finishes what it has and gets no more."""
 
     STARTING = "starting"
     READY = "ready"
     DOWN = "down"
+    RETIRING = "retiring"
 
 
 @dataclass(slots=True)
@@ -27,7 +35,7 @@ class Finished:
     """A batch that came back: outputs of requests that ran together, and the failures of the others.
 
     `seconds` and `costs` are a preparer's, by index of the batch's requests: see `messages.Done`. `unsound` is why the
-    model fails its own example where every request failed.
+    model fails its own example where every request failed. `signature` is that of the replica which ran it.
     """
 
     batch: Batch
@@ -38,6 +46,7 @@ class Finished:
     seconds: list[float] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
     unsound: str = ""
+    signature: Signature | None = None
 
 
 class Replica:
@@ -49,9 +58,14 @@ class Replica:
         self.transport = transport
         self.state = State.DOWN
         self.relaunch_at = 0.0
+        self.device = ""
         self.running: deque[tuple[Batch, Run]] = deque()
         self.memory: dict[str, int] = {}
         self.signature: Signature | None = None
+        self.doubt: Doubt | None = None
+        self.failures = 0  # canaries in a row that ended in an error
+        self.deaths = 0  # since its last batch
+        self.idle_since = 0.0
         self._staged: Signature | None = None
         self._start = start
         self._staging = staging
@@ -60,27 +74,40 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether it could run a batch this moment."""
-        return self.state is State.READY and not self.running
+        return self.state is State.READY and not self.running and self.doubt is None
 
     @property
     def free_at(self) -> float:
-        """The time at which it can begin another batch, as predicted: 0 while it is idle, never where nobody knows."""
-        if not self.running:
+        """The time at which it can begin another batch, as predicted: 0 while it is idle, never where nobody knows.
+
+        A canary holds nobody up: what comes is staged behind it at once.
+        """
+        expected = [batch.expected for batch, job in self.running if not job.check]
+        if not expected:
             return 0.0
-        expected = [batch.expected for batch, _ in self.running]
         return self._since + sum(expected) if all(expected) else float("inf")
+
+    @property
+    def busy_since(self) -> float | None:
+        """When it began what it runs; None while it is idle."""
+        return self._since if self.running else None
+
+    @property
+    def expected(self) -> float:
+        """The seconds that what it has is predicted to take."""
+        return sum([batch.expected for batch, _ in self.running])
 
     @property
     def has_room(self) -> bool:
         """Whether a batch can be staged, to run now or next."""
-        return self.state is State.READY and self._staging.free > 0
+        return self.state is State.READY and self._staging.free > 0 and self.doubt is None
 
     def launch(self, now: float) -> None:
         """Start it; the model loads in the background."""
         self._staging.reset()
         self.transport.launch()
         self.state = State.STARTING
-        self._since = now
+        self._since = self.idle_since = now
         self.transport.send(encode(self._start))
 
     def submit(self, batch: Batch, now: float) -> None:
@@ -91,6 +118,21 @@ class Replica:
             self._since = now
         self.running.append((batch, job))
         self.transport.send(encode(job))
+
+    def check(self, batch: Batch, now: float) -> None:
+        """Ask for the canary, for which `batch` stands. Raises OSError where the replica is gone."""
+        job = Run(batch.number, self._staging.take(), 1, [], [], [], check=True)
+        self._since = now
+        self.running.append((batch, job))
+        self.transport.send(encode(job))
+
+    def checked(self, checked: Checked, now: float) -> None:
+        """Take in that the canary has run."""
+        _, job = self.running.popleft()
+        assert job.number == checked.number
+        self._since = self.idle_since = now
+        self.memory = checked.memory or self.memory
+        self._staging.release(job.slot)
 
     def answer_early(self, late: Callable[[Request], bool]) -> list[Request]:
         """Return requests of batches that were not begun and are answered now; the replica is told to skip them."""
@@ -108,7 +150,7 @@ class Replica:
                     self.transport.send(encode(Skip(batch.number, picked)))
         return found
 
-    def messages(self) -> Iterator[Ready | Failed | Done]:
+    def messages(self) -> Iterator[Ready | Failed | Done | Checked]:
         """Yield what the replica has said. Raises EOFError where it is gone."""
         while (raw := self.transport.receive()) is not None:
             yield decode_to_loop(raw)
@@ -116,6 +158,7 @@ class Replica:
     def became_ready(self, ready: Ready) -> Signature:
         """Take over what the replica says of its model."""
         self.state = State.READY
+        self.device = ready.device
         inputs, outputs, prepared = (
             tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
             for declared in (ready.inputs, ready.outputs, ready.prepared)
@@ -129,7 +172,7 @@ class Replica:
         batch, job = self.running.popleft()
         assert job.number == done.number
         assert self.signature is not None
-        self._since = now
+        self._since = self.idle_since = now
         self.memory = done.memory
         parts: list[tuple[Part, list[Output]]] = []
         for part in done.parts:
@@ -149,11 +192,23 @@ class Replica:
             return f"a batch took longer than inference.execution_timeout_ms ({execution_timeout * 1000:.0f} ms)"
         return None
 
+    def overdue(self, now: float, execution_timeout: float) -> str | None:
+        """Say that it runs far beyond its time; None mostly: one that is late is replaced."""
+        if not self.running or now - self._since <= 2 * execution_timeout + _OVERDUE_SECONDS:
+            return None
+        return f"replica {self.name} has run one batch for {now - self._since:.0f} s and was not replaced"
+
+    def retire(self) -> None:
+        """Take no more batches."""
+        self.state = State.RETIRING
+
     def down(self, relaunch_at: float) -> None:
-        """Note that it is gone; its batches are somebody else's now."""
-        self.state = State.DOWN
+        """Note that it is gone; its batches are somebody else's now. One that retires is not launched again."""
+        if self.state is not State.RETIRING:
+            self.state = State.DOWN
         self.relaunch_at = relaunch_at
         self.running.clear()
+        self.doubt, self.failures = None, 0
 
     def stop(self) -> None:
         """End it and give the staging memory back."""
@@ -174,13 +229,15 @@ def finished(replica: Replica, done: Done, now: float) -> Finished:
         done.pieces,
         done.cap or None,
         done.recompiles,
+        done.refused,
     )
     failed = {mistake.request: Failure(Code(mistake.code), mistake.message) for mistake in done.mistakes}
     answered = {index for index, one in enumerate(requests) if id(one) in batch.answered} if batch.answered else set()
     failures = [(requests[index], failure) for index, failure in failed.items() if index not in answered]
     left = [requests[index] for index in done.left if index not in answered]
     if len(parts) == 1 and not failed and not done.left and not answered:
-        return Finished(batch, [(requests, parts[0][1])], failures, timings, [], done.seconds, done.costs)
+        whole = [(requests, parts[0][1])]
+        return Finished(batch, whole, failures, timings, [], done.seconds, done.costs, "", replica.signature)
     results: list[tuple[list[Request], list[Output]]] = []
     missing = set(range(len(requests))) - set(failed) - set(done.left) - answered
     for part, outputs in reversed(parts):
@@ -194,7 +251,8 @@ def finished(replica: Replica, done: Done, now: float) -> Finished:
             begin = end
     lost = Failure(Code.INTERNAL, "the replica returned nothing for this request")
     failures += [(requests[index], lost) for index in sorted(missing)]
-    return Finished(batch, results, failures, timings, left, done.seconds, done.costs, done.unsound)
+    told = (done.seconds, done.costs, done.unsound)
+    return Finished(batch, results, failures, timings, left, *told, replica.signature)
 
 
 def _slice(output: Output, begin: int, end: int, rows: int) -> Output:

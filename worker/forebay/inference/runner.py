@@ -12,7 +12,7 @@ import gc
 import mmap
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ModelError
 from forebay.inference.caps import CLEAN, Caps
@@ -27,9 +27,13 @@ from forebay.inference.launching import Launcher
 from forebay.inference.loading import printable, where
 from forebay.inference.messages import Done, Mistake, Part, Run, Start
 from forebay.inference.model import Model
+from forebay.inference.peaks import Peaks
 from forebay.inference.preparation import Preparation
 from forebay.inference.slots import Slot
 from forebay.records import Code
+
+if TYPE_CHECKING:
+    from forebay.inference.canary import Canary
 
 _ASK_AFTER = 4
 """Requests that fail alone, with no success before, until the model itself is tried."""
@@ -50,20 +54,26 @@ class Runner:
         self.prepares = bool(model.prepared) and not start.takes_prepared
         self._preparation = Preparation(model, memory)
         self._example = Example()
-        self.forward = Forward(model, start)
+        self.canary: Canary | None = None
+        self.forward = Forward(model, start, device)
         self.memory_caps = Caps(start.max_batch_size)
         self.room_caps = Caps(start.max_batch_size)
         self._launcher = Launcher(device, self.forward, model.outputs, self.memory_caps)
         self._crowded = 0
+        self._held = 0
+        self.rehearsed: dict[int, Run] = {}
         self._finished_at = 0.0
         self._figures: dict[str, int] = {}
         self._figures_at = float("-inf")
         self._fallbacks = 0
 
-    @property
-    def may_overlap(self) -> bool:
-        """Whether a batch may be begun before the one in front of it is finished."""
-        return self._device.overlaps and not self._crowded
+    def may_overlap(self, flight: Flight) -> bool:
+        """Whether a batch may be begun before the one in front of it, `flight`, is finished."""
+        return self._device.overlaps and not self._crowded and not flight.waiting
+
+    def predict(self, points: list[tuple[int, int, int]]) -> None:
+        """Let batches go by the peaks that the warm-up measured, as (bucket, rows, bytes)."""
+        self._launcher.peaks = Peaks(points, self._device.room())
 
     def remember(self, inputs: Callable[[], Inputs]) -> None:
         """Take the warm-up's example, one row that this model runs without an error as long as it is sound."""
@@ -91,9 +101,15 @@ class Runner:
         done.pieces = parts
         done.stage_seconds = time.perf_counter() - began
         flight.waiting = planned[::-1]
-        if flight.waiting:
-            flight.launch = self._launcher.launch(flight, flight.waiting.pop(), beside)
+        if not beside or (flight.waiting and self._launcher.fits_beside(flight.waiting[-1], self._held)):
+            self.resume(flight, beside=beside)
         return flight
+
+    def resume(self, flight: Flight, *, beside: bool = False) -> None:
+        """Launch what a batch waits with, unless it is launched: the device may not have had the memory before."""
+        if flight.launch is None and flight.waiting:
+            flight.launch = self._launcher.launch(flight, flight.waiting.pop(), beside)
+            self._held = flight.launch.held
 
     def is_done(self, flight: Flight) -> bool:
         """Whether `finish` would have something to do at once."""
@@ -118,9 +134,16 @@ class Runner:
         done.total_seconds = now - max(flight.began, self._finished_at)  # not what it waited for the one in front
         self._finished_at = now
         if now - self._figures_at >= _MEMORY_EVERY:  # asking a driver costs more than a small batch
-            self._figures, self._figures_at = {**self._device.memory(), "staging": len(self.memory)}, now
+            self._look_at_memory(now)
         done.memory = self._figures
         return done
+
+    def _look_at_memory(self, now: float) -> None:
+        self._figures, self._figures_at = {**self._device.memory(), "staging": len(self.memory)}, now
+        peaks = self._launcher.peaks
+        if peaks.room is not None:  # others may have taken memory of the device, or given some back
+            peaks.room = self._device.room()
+            self._figures["batch_room"] = peaks.room or 0
 
     def _prepared(self, flight: Flight, rows: list[int]) -> list[Group]:
         def failed(request: int, error: Exception) -> None:
@@ -193,6 +216,7 @@ class Runner:
     def _makes_room(self, flight: Flight, launch: Launch) -> bool:
         """Learn from an allocation that failed and let smaller pieces run; False where one row alone did not fit."""
         group = launch.group
+        flight.done.refused += 1
         if launch.beside:  # perhaps it fits where the batch before is gone
             self._crowded = CLEAN
             flight.waiting.append(group)
@@ -228,7 +252,8 @@ class Runner:
             for caps in (self.memory_caps, self.room_caps):
                 if flight.clean:
                     caps.ran(bucket, rows)
-                known = caps.known(bucket)
+            predicted = self._launcher.peaks.bound(bucket, self._start.max_batch_size)
+            for known in (self.memory_caps.known(bucket), self.room_caps.known(bucket), predicted):
                 done.cap = min(done.cap, known) if done.cap and known else done.cap or known
         if self.forward.compiled is not None:
             fallbacks = self.forward.compiled.fallbacks

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from forebay.errors import ModelError
-from forebay.inference.declared import TORCH
+from forebay.inference.declared import TORCH, without_loss
 from forebay.inference.groups import Inputs, rows_of
 from forebay.inference.loading import where
 from forebay.inference.model import Model, TensorSpec
@@ -66,7 +66,7 @@ def given_input(spec: TensorSpec, given: Mapping[str, Any]) -> Any:
     value = given[spec.name]
     if spec.datatype == "BYTES":
         return [value] if isinstance(value, bytes) else list(value)
-    return torch.as_tensor(value).to(TORCH[spec.datatype])
+    return without_loss("it", spec, torch.as_tensor(value))
 
 
 def repeated(row: Inputs, rows: int) -> Inputs:

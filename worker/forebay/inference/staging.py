@@ -77,6 +77,10 @@ class Staging:
         """Slots that no batch is in."""
         return len(self._free)
 
+    def take(self) -> int:
+        """Return a free slot, for the replica to write into."""
+        return self._free.pop()
+
     def write(self, batch: Batch, signature: Signature) -> Run:
         """Put a batch into a free slot and return the message that tells the replica so."""
         slot = self._free.pop()
@@ -88,6 +92,8 @@ class Staging:
         for index, spec in enumerate(signature.inputs):
             place = self._write_input(start, position, index, spec, batch, signature.prepares)
             placed.append(place)
+            # The batcher's bounds see to this; beyond here lie outputs, then another batch's slot.
+            assert place.offset + place.size <= self.size.inputs, f"batch {batch.number} does not fit into its slot"
             position = -(-(place.offset + place.size) // _ALIGNMENT) * _ALIGNMENT
         shapes = [[list(shape) for shape in request.shapes] for request in requests] if signature.prepares else []
         return Run(batch.number, slot, len(requests), rows, placed, shapes, batch.bucket)

@@ -31,6 +31,7 @@ class Transport(Protocol):
     def receive(self) -> bytes | None: ...
     def descriptor(self) -> int | None: ...
     def gone(self) -> str | None: ...
+    def hang_up(self) -> None: ...
     def kill(self) -> bool: ...
     def stop(self) -> None: ...
 
@@ -60,7 +61,8 @@ class _Connected:
         """Return what becomes readable with the next message."""
         return self._connection.fileno() if self._connection is not None else None
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Let the replica end by itself once it has nothing to do; waits for nothing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -113,12 +115,12 @@ class ProcessTransport(_Connected):
                     self._process.wait(_HUNG_UP_SECONDS)
             self._process.kill()
             self._process.wait()
-        self._hang_up()
+        self.hang_up()
         return True
 
     def stop(self) -> None:
         """Let the process end by itself, for a moment, then end it."""
-        self._hang_up()
+        self.hang_up()
         if self._process is not None:
             try:
                 self._process.wait(_EXIT_GRACE_SECONDS)
@@ -158,12 +160,12 @@ class ThreadTransport(_Connected):
     def kill(self) -> bool:
         """Say that a thread cannot be killed, unless it has ended already."""
         ended = self.gone() is not None
-        self.stop()
+        self.hang_up()
         return ended
 
     def stop(self) -> None:
         """Let the thread end when its batch is finished."""
-        self._hang_up()
+        self.hang_up()
         if self._thread is not None:
             self._thread.join(_EXIT_GRACE_SECONDS)
 
@@ -207,6 +209,10 @@ class InlineTransport:
     def gone(self) -> str | None:
         """Return None: it lives as long as the loop."""
         return None
+
+    def hang_up(self) -> None:
+        """Forget the model."""
+        self._runner = None
 
     def kill(self) -> bool:
         """Say that it cannot be killed."""

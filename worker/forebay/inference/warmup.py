@@ -52,6 +52,8 @@ def warm_up(runner: Runner, model: Model, device: Device, start: Start) -> WarmU
         bucket = sum(prod(shaped[spec.name].shape[1:]) for spec in ragged_specs(specs))
         _warm_bucket(runner, model, device, start, (bucket, shaped), found)
     verify_eval(model)
+    if not any(dim == -1 and spec.pad is None for spec in specs for dim in list(spec.shape)[1:]):
+        runner.predict(found.peaks)  # else rows of one bucket differ in size, and one measurement says nothing
     try:
         given = model.example()  # asked once: that it fails later says nothing about the model
         runner.remember(lambda: repeated(first_row(model, given), 1))  # a copy: forward may write into its input
@@ -75,6 +77,7 @@ def _warm_bucket(
         error = _run(runner, inputs, rows, bucket, found)
         if error is not None:
             if not (is_out_of_memory(error) and fitted):
+                verify_eval(model)  # a batch norm in training mode fails with one row, in words that help nobody
                 raise check_model_contract(error, _mend(model, start, error)) from error
             del inputs
             error.__traceback__ = None  # its frames hold the batch
@@ -103,6 +106,8 @@ def _run(runner: Runner, inputs: Inputs, rows: int, bucket: int, found: WarmUp) 
 
 def _mend(model: Model, start: Start, error: Exception) -> str:
     """Say what helps a model that may be right and was only tried with a request that it never gets."""
+    if "per channel when training" in str(error):
+        return "; a normalisation runs in training mode and would mix a batch's requests: call it with training=False"
     if start.factory is None or isinstance(error, ContractError) or is_out_of_memory(error):
         return ""
     if model.example() is not None:

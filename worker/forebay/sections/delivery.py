@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from forebay.sections.base import Section
 
@@ -36,6 +36,42 @@ class Delivery(Section):
     transaction_timeout_ms: int = Field(
         10_000, ge=1_000, description="exactly_once: after this a successor may take over from a dead worker"
     )
+
+    deduplicate_ms: int = Field(
+        0,
+        ge=0,
+        description="a request id gets one outcome per partition within this time, by record timestamps; where a "
+        "request has no id of its own its record key is the id; 0: every record is answered; see docs/guarantees.md",
+    )
+    deduplicate_max_ids: int = Field(
+        100_000,
+        ge=1_000,
+        description="ids that a partition remembers at most, about 200 bytes each; the newest half stay",
+    )
+    deduplicate_rebuild_bytes: int = Field(
+        268_435_456, ge=1_048_576, description="of a newly assigned partition's past, read again for its ids at most"
+    )
+
+    share_group: bool = Field(
+        False,
+        description="EXPERIMENTAL, queue mode (KIP-932, Apache Kafka 4.2 or newer): kafka.group_id is a share group, "
+        "more workers than partitions share the load, at least once and in no order; see docs/guarantees.md",
+    )
+
+    @model_validator(mode="after")
+    def _share_group_fits(self) -> Delivery:
+        if not self.share_group:
+            return self
+        if self.guarantee == "exactly_once":
+            raise ValueError("share_group has no transactions: remove guarantee exactly_once, or share_group")
+        if self.ordering != "none":
+            raise ValueError(f"share_group keeps no order: remove ordering {self.ordering}, or share_group")
+        if self.deduplicate_ms:
+            raise ValueError(
+                "share_group delivers two records of one id to different workers, so none of them can know both: "
+                "remove deduplicate_ms, or share_group"
+            )
+        return self
 
     @property
     def order_of_results(self) -> Literal["none", "partition", "key"]:

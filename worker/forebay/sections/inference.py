@@ -22,6 +22,12 @@ class ModelSettings(Section):
     )
     weights: Path | None = Field(None, description="a .safetensors file for the factory's model")
     options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    share: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="of an accelerator's time, in proportion to those of the other models that wait for it",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSettings:
@@ -44,8 +50,25 @@ class Inference(Section):
     executor: Literal["process", "thread", "inline"] = Field(
         "process", description="process: can be killed and restarted; thread: shares weights; inline: for tests"
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="what the model computes in")
-    compile: Literal["none", "inductor"] = Field("none", description="inductor: torch.compile before the first request")
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "int8", "int8_weight_only", "float8", "int4", "auto"] = Field(
+        "fp32",
+        description="what the model computes in; int8: linear layers with activations, too (torchao); auto: the "
+        "fastest within max_deviation, measured at the start",
+    )
+    max_deviation: float | None = Field(
+        None,
+        ge=0,
+        description="how far outputs may be from fp32 on golden inputs, relative to the largest, or as share of "
+        "changed labels; auto takes 0.02 where it is not set",
+    )
+    cache_dir: Path | None = Field(
+        None, description="what replicas keep for later starts, this user's alone; default ~/.cache/forebay"
+    )
+    compile: Literal["none", "inductor", "aoti", "cudagraph"] = Field(
+        "none",
+        description="before the first request; inductor: torch.compile; aoti: one package for batches of any size, "
+        "kept in cache_dir; cudagraph: a graph for each size and bucket, on CUDA",
+    )
     memory_fraction: float | None = Field(
         None,
         gt=0,
@@ -63,5 +86,15 @@ class Inference(Section):
     prepare_workers: int = Field(
         0, ge=0, description="processes per model that run prepare() before batching; 0: the replica runs it"
     )
-    threads: int | None = Field(None, ge=1, description="of a CPU replica; default torch's; 1 where cores are shared")
-    max_restarts: int = Field(5, ge=0, description="replica restarts within ten minutes before exit 75")
+    threads: int | None = Field(
+        None, ge=1, description="of a replica; default on a CPU: the cores divided by the replicas of all models"
+    )
+    canary_interval_ms: int = Field(
+        10_000,
+        ge=0,
+        description="a replica that is idle this long runs the model's example, and is replaced where its answer is "
+        "not that of its start; 0: never",
+    )
+    max_restarts: int = Field(
+        5, ge=0, description="deaths of replicas in a row, with no batch finished between them, before exit 75"
+    )

@@ -19,4 +19,9 @@ class Ops(Section):
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto: console on a terminal, JSON elsewhere"
     )
+    tracing: bool | None = Field(
+        None,
+        description="send OpenTelemetry spans (extra otel) as the OTEL_ variables say; null: where those name an "
+        "exporter or its endpoint; see docs/tracing.md",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is written")

@@ -16,6 +16,7 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Producer,
+    ShareConsumer,
     TopicPartition,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it does not say what it exports
@@ -158,7 +159,8 @@ def refuse_bad_properties(consumer: Config, producer: Config) -> None:
     quiet = {"log_level": 0, "error_cb": lambda error: None}
     try:
         Producer({**producer, **quiet}).purge()
-        Consumer({**consumer, **quiet}).close()
+        make = ShareConsumer if "share.acknowledgement.mode" in consumer else Consumer
+        make({**consumer, **quiet}).close()
     except (KafkaException, ValueError, TypeError) as error:
         said = error.args[0].str() if isinstance(error, KafkaException) else error
         raise ConfigError(f"kafka.client: the Kafka client refuses it: {said}") from error

@@ -37,6 +37,8 @@ REFUSED = {
     "delivery.report.only.error": "every acknowledgement is counted",
     "partition.assignment.strategy": "the group must not mix assignors; use kafka.group_protocol",
     "enable.partition.eof": "the worker reads these events itself",
+    "share.acknowledgement.mode": "each record is acknowledged after its outcome is",
+    "max.poll.records": "the worker's queue says how many records are taken",
     "plugin.library.paths": "it loads code into the worker",
     "ssl.engine.location": "it loads code into the worker",
 }
@@ -98,9 +100,25 @@ def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
     if kafka.group_protocol == "classic":
         config |= {
             "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": 10_000,
-            "heartbeat.interval.ms": 1_000,
+            "session.timeout.ms": 6_000,  # the least that a broker takes by default; takeover is this and a heartbeat
+            "heartbeat.interval.ms": 500,
         }
+    return {**config, **_user_properties(kafka, _PRODUCER_ONLY)}
+
+
+def share_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
+    """Return the properties of the worker's clients in queue mode.
+
+    A wave may be worked on for long without a poll: locks watch over its records, so the poll interval need not.
+    """
+    config = {
+        **client_config(kafka),
+        "group.id": kafka.group_id,
+        "share.acknowledgement.mode": "explicit",
+        "max.poll.interval.ms": 86_400_000,
+        "fetch.wait.max.ms": 100,
+        "fetch.max.bytes": min(max(batch.max_queue_bytes // 3, 1_048_576), 33_554_432),
+    }
     return {**config, **_user_properties(kafka, _PRODUCER_ONLY)}
 
 
@@ -112,6 +130,8 @@ def producer_config(kafka: Kafka, delivery: Delivery) -> dict[str, Any]:
         "enable.idempotence": True,
         "message.timeout.ms": 0,
         "linger.ms": 1,
+        # While two requests are on their way results gather: a lone one leaves at once, many leave together.
+        "max.in.flight.requests.per.connection": 2,
         "queue.buffering.max.messages": 200_000,
         "queue.buffering.max.kbytes": 262_144,
         "message.max.bytes": 67_108_864,

@@ -30,8 +30,10 @@ UNREADABLE = "forebay-unreadable"
 DEFAULT_PRIORITY = 5
 """The level of a request that names none; 1 is the most urgent, 9 the least."""
 
+_BINARY = Encoding.BINARY  # looking a member of an enumeration up costs 0.15 µs in Python 3.11
 _PLANS = 1024
 _PLANNED_LENGTH = 4096
+_COPIED = 2048
 
 
 @dataclass(slots=True)
@@ -66,10 +68,8 @@ class Decoder:
         tenant_header: str | None = None,
     ) -> None:
         self._default = signatures[0]
-        self._models: dict[str, list[Signature]] = {}
-        for signature in signatures:
-            self._models.setdefault(signature.model, []).append(signature)
-        self._limits = limits
+        self._models = {signature.model: signature for signature in signatures}
+        self._max_bytes = limits.max_request_bytes
         self._headers = HeaderReader(limits, tenant_header)
         self._default_timeout_ms = default_timeout_ms
         self._reply_topics = [re.compile(pattern) for pattern in reply_topics]
@@ -77,6 +77,7 @@ class Decoder:
         self._shapes = {id(signature): Shape(signature) for signature in signatures}
         self._default_shape = self._shapes[id(self._default)]
         self._plans: dict[Shape, dict[bytes, Plan]] = {shape: {} for shape in self._shapes.values()}
+        self._last_plan: tuple[Shape, bytes, Plan] | None = None
         self._seen_id: str | None = None
 
     def decode(self, record: Record, now: float, now_ms: float) -> Request | Refusal:
@@ -108,6 +109,15 @@ class Decoder:
             echo=envelope.echo,
         )
 
+    def identify(self, record: Record) -> str:
+        """Return the id that `decode` would give a record, without decoding where a header says it."""
+        envelope = self._headers.kept(record.headers)
+        if envelope is None:
+            envelope = Envelope()
+            with contextlib.suppress(RequestError):
+                self._headers.read(record, envelope)
+        return envelope.id or self.decode(record, 0.0, 0.0).id
+
     def _decode(self, record: Record, envelope: Envelope, now: float, now_ms: float) -> Request:
         value = record.value
         if not value:
@@ -118,15 +128,13 @@ class Decoder:
                 else f"the record is unreadable: {unreadable.decode(errors='replace')}"
             )
             raise RequestError(Code.INVALID_PAYLOAD, why)
-        if len(value) > self._limits.max_request_bytes:
-            raise RequestError(
-                Code.TOO_LARGE, f"the request has {len(value)} bytes, the limit is {self._limits.max_request_bytes}"
-            )
+        if len(value) > self._max_bytes:
+            raise RequestError(Code.TOO_LARGE, f"the request has {len(value)} bytes, the limit is {self._max_bytes}")
         shape = self._default_shape
         if envelope.model is not None or envelope.version is not None:
             shape = self._shapes[id(self._find_model(envelope))]
         reply = self._reply(envelope) if envelope.reply_topic is not None else None
-        if envelope.encoding is Encoding.BINARY:
+        if envelope.encoding is _BINARY:
             plan, content = self._binary(value, envelope, shape)
         else:
             plan, content = self._json(value, shape, envelope)
@@ -172,7 +180,7 @@ class Decoder:
 
     def _peek_id(self, value: bytes | None, envelope: Envelope) -> str | None:
         """Find the id in the body of a request that was refused before its body was read."""
-        if not value or len(value) > self._limits.max_request_bytes:
+        if not value or len(value) > self._max_bytes:
             return None
         binary = envelope.encoding is Encoding.BINARY
         try:
@@ -182,16 +190,14 @@ class Decoder:
             return None
 
     def _find_model(self, envelope: Envelope) -> Signature:
-        versions = self._models.get(envelope.model or self._default.model, [])
-        for signature in versions:
-            if envelope.version in (None, signature.version):
-                return signature
         wanted = envelope.model or self._default.model
-        if versions:
-            served = ", ".join(signature.version for signature in versions)
-            message = f"model {wanted!r} has no version {envelope.version!r} here; it has {served}"
-        else:
+        signature = self._models.get(wanted)
+        if signature is None:
             message = f"this worker does not serve {wanted!r}; it serves {', '.join(self._models)}"
+        elif envelope.version in (None, signature.version):
+            return signature
+        else:
+            message = f"model {wanted!r} has no version {envelope.version!r} here; it has {signature.version}"
         raise RequestError(Code.UNKNOWN_MODEL, message)
 
     def _may_reply(self, envelope: Envelope) -> bool:
@@ -253,7 +259,18 @@ class Decoder:
                 Code.INVALID_PAYLOAD,
                 f"inference-header-content-length is {length}, outside the value of {len(value)} bytes",
             )
-        head = value[:length]
+        last = self._last_plan
+        if last is not None and last[0] is shape and len(last[1]) == length and value.startswith(last[1]):
+            plan = last[2]
+        else:
+            plan = self._planned(value[:length], shape)
+        if plan.plain_bytes == len(value) - length:
+            # A copy is cheaper than a view where it is short: a view is three objects.
+            return plan, [value[length:] if len(value) < _COPIED else memoryview(value)[length:]]
+        return plan, shape.from_binary(value, length, plan.tensors)
+
+    def _planned(self, head: bytes, shape: Shape) -> Plan:
+        """Return the plan of a binary request's JSON part: equal ones are read once."""
         plans = self._plans[shape]
         plan = plans.get(head)
         if plan is None:
@@ -262,9 +279,8 @@ class Decoder:
                 if len(plans) >= _PLANS:
                     plans.clear()
                 plans[head] = plan
-        if plan.plain_bytes == len(value) - length:
-            return plan, [memoryview(value)[length:]]
-        return plan, shape.from_binary(value, length, plan.tensors)
+        self._last_plan = (shape, head, plan) if plan.id is None else None
+        return plan
 
     def _plan(self, head: bytes, shape: Shape) -> Plan:
         body = tensors.read_head(head)

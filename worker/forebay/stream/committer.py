@@ -1,6 +1,7 @@
 """Commits the low watermarks, one request at a time, and reads the answers. Never synchronous: that has no time-out.
 
-What is finished ahead of a watermark travels in the commit's metadata, so that the next owner does not repeat it.
+What is finished ahead of a watermark travels in the commit's metadata, so that the next owner does not repeat it, and
+so do the requests under suspicion, so that it runs them alone and goes on counting.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Protocol
 
 from forebay import failpoints
 from forebay.records import Partition
-from forebay.stream.consumer import Member
+from forebay.stream.member import Member
 from forebay.stream.offsets import Offsets
 
 _ANSWER_SECONDS = 30.0
-_LEAST_GAP_SECONDS = 0.01
-_RECALL_SECONDS = 3.0
+LEAST_GAP_SECONDS = 0.01
+RECALL_SECONDS = 3.0
 _TOO_LONG = "OFFSET_METADATA_TOO_LARGE"
 
 Answer = tuple[dict[Partition, int], dict[Partition, str]]
@@ -42,20 +43,21 @@ class Committer:
         self._consumer = consumer
         self._offsets = offsets
         self._interval = interval
-        self._remembers = remembers
+        offsets.remembers = remembers
+        self._says_anything = True
         self._committed_at = 0.0
 
     def settle(self, now: float, *, idle: bool) -> list[Answer]:
         """Commit what is due, at once where the worker is idle; return the answers to earlier commits."""
         answers = self._answers()
         gap = now - self._committed_at
-        if gap < _LEAST_GAP_SECONDS or (gap < self._interval and not idle):
+        if gap < LEAST_GAP_SECONDS or (gap < self._interval and not idle):
             return answers
         if self._consumer.commits_in_flight:
             if gap < _ANSWER_SECONDS:
                 return answers
             self._consumer.commits_in_flight = 0  # a coordinator that takes requests and never answers
-        marks = self._offsets.committable(with_news=self._remembers and gap >= self._interval)
+        marks = self._offsets.committable(with_news=self._says_anything and gap >= self._interval)
         if marks:
             failpoints.hit("before_commit")
             self._commit(marks)
@@ -65,24 +67,31 @@ class Committer:
     @property
     def is_settled(self) -> bool:
         """Whether everything that may be committed is committed."""
-        return not self._consumer.commits_in_flight and not self._consumer.commits and not self._offsets.committable()
+        if self._consumer.commits_in_flight or self._consumer.commits or self._offsets.committable():
+            return False
+        return not (self._says_anything and self._offsets.has_suspect_news)
 
     def leave(self, partitions: Iterable[Partition]) -> None:
         """Commit what is finished of partitions that are being revoked."""
         failpoints.hit("during_revoke")
-        marks = self._offsets.committable(partitions, with_news=self._remembers)
+        marks = self._offsets.committable(partitions, with_news=self._says_anything)
         if marks:
             self._commit(marks)
 
     def recall(self, partitions: list[Partition]) -> None:
-        """Take over what earlier owners of newly assigned partitions had finished ahead of their watermarks."""
-        if self._remembers and partitions:
-            for partition, (base, note) in self._consumer.notes(partitions, _RECALL_SECONDS).items():
+        """Take over what earlier owners of newly assigned partitions said beside their commits."""
+        if self._says_anything and partitions:
+            for partition, (base, note) in self._consumer.notes(partitions, RECALL_SECONDS).items():
                 self._offsets.recall(partition, base, note)
 
     def _commit(self, marks: dict[Partition, int]) -> None:
-        self._consumer.commit(marks, self._offsets.notes(marks) if self._remembers else {})
+        self._consumer.commit(marks, self._offsets.notes(marks) if self._says_anything else {})
         self._offsets.requested(marks)
+
+    def _says_less(self) -> None:
+        """Leave out what is finished ahead, and, where even that is too long for this broker, everything."""
+        self._says_anything = self._says_anything and self._offsets.remembers
+        self._offsets.remembers = False
 
     def _answers(self) -> list[Answer]:
         answers: list[Answer] = []
@@ -91,7 +100,8 @@ class Committer:
             for partition, mark in marks.items():
                 if partition in failed:
                     self._offsets.refused(partition)
-                    self._remembers = self._remembers and failed[partition] != _TOO_LONG  # this broker takes less
+                    if failed[partition] == _TOO_LONG:
+                        self._says_less()
                 else:
                     self._offsets.committed(partition, mark)
             answers.append((marks, failed))

@@ -9,61 +9,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
-from forebay.records import Partition, Record
+from forebay.records import Headers, Partition, Record
 from forebay.stream.codec import UNREADABLE
+from forebay.stream.leaders import are_well
+from forebay.stream.member import Event, Listener
 
-_SKIPPED = {ck.KafkaError._BAD_COMPRESSION, ck.KafkaError._BAD_MSG, ck.KafkaError.INVALID_MSG}
+SKIPPED = {ck.KafkaError._BAD_COMPRESSION, ck.KafkaError._BAD_MSG, ck.KafkaError.INVALID_MSG}
+"""Errors of a record, or of its batch, that would repeat themselves for ever."""
+
 _NO_POSITION = -1001
-_REWIND_SECONDS = 15.0
-
-
-class Listener(Protocol):
-    """What a consumer tells about its assignment; runs inside `receive`."""
-
-    def assigned(self, partitions: list[Partition]) -> None: ...
-    def revoked(self, partitions: list[Partition]) -> None: ...
-    def lost(self, partitions: list[Partition]) -> None: ...
-
-
-class Member(Protocol):
-    """What the corridor needs of a consumer: the real one here, or the in-memory one of `forebay.testing`."""
-
-    events: deque[Event]
-    commits: deque[tuple[dict[Partition, int], dict[Partition, str]]]
-    commits_in_flight: int
-    paused: bool
-
-    def start(self, listener: Listener) -> None: ...
-    def receive(self, limit: int, wait: float) -> list[Record]: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def commit(self, marks: dict[Partition, int], notes: Mapping[Partition, str] | None = None) -> None: ...
-    def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]: ...
-    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None: ...
-    def rewind(self, partitions: Iterable[Partition]) -> None: ...
-    def end_offset(self, partition: Partition) -> int | None: ...
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that the client reported beside records. `name` is librdkafka's name of the error."""
-
-    name: str
-    message: str
-    partition: Partition | None = None
-    offset: int | None = None
-
-    @property
-    def is_end(self) -> bool:
-        """Whether it says that a partition was read to its end."""
-        return self.name == "_PARTITION_EOF"
+_REWIND_SECONDS = 5.0
 
 
 class Consumer:
@@ -82,6 +42,7 @@ class Consumer:
         self.commits: deque[tuple[dict[Partition, int], dict[Partition, str]]] = deque()
         self.commits_in_flight = 0
         self.paused = False
+        self._headers: Headers = []
 
     def start(self, listener: Listener) -> None:
         """Subscribe. Raises ConfigError where librdkafka refuses a property."""
@@ -139,10 +100,7 @@ class Consumer:
         self._held |= {Partition(p.topic, p.partition) for p in assignment}
 
     def _let_go(self) -> None:
-        """Resume what was paused and is assigned.
-
-        The client remembers the pause of a partition that is taken away, and would never fetch it when it is back.
-        """
+        """Resume what was paused and is assigned: the client never fetches a partition that went paused and is back."""
         held = [p for p in self._client.assignment() if (p.topic, p.partition) in self._held]
         if held:
             self._client.resume(held)
@@ -173,30 +131,46 @@ class Consumer:
             return None
         return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
 
+    def offsets_at(self, times: Mapping[Partition, int], timeout: float) -> dict[Partition, int | None] | None:
+        """Ask for the first offset at or after each time in ms, None where there is none; None without an answer."""
+        asked = [ck.TopicPartition(*partition, time) for partition, time in times.items()]
+        found = self._answer(lambda: self._client.offsets_for_times(asked, timeout=timeout))
+        if found is None or any(p.error is not None for p in found):
+            return None
+        return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+
     def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]:
         """Ask the broker for committed offsets that have metadata, with it; none if it does not answer in time."""
         found = self._ask(partitions, timeout) or []
         return {Partition(p.topic, p.partition): (p.offset, p.metadata) for p in found if p.offset >= 0 and p.metadata}
 
     def _ask(self, partitions: Iterable[Partition], timeout: float) -> list[Any] | None:
+        asked = [ck.TopicPartition(*p) for p in partitions]
+        return self._answer(lambda: self._client.committed(asked, timeout=timeout))
+
+    def _answer(self, ask: Callable[[], list[Any]]) -> list[Any] | None:
         try:
-            found: list[Any] = self._client.committed([ck.TopicPartition(*p) for p in partitions], timeout=timeout)
+            return ask()
         except ck.KafkaException as error:
             self.events.append(Event(error.args[0].name(), error.args[0].str()))
             return None
-        return found
 
-    def rewind(self, partitions: Iterable[Partition]) -> None:
+    def rewind(self, partitions: Iterable[Partition]) -> bool:
         """Move the positions of assigned partitions back to the group's committed offsets.
 
-        Raises KafkaFatalError where the group's coordinator does not say them.
+        Returns False, and moves nothing, where the group's coordinator does not say them.
         """
         committed = self.committed(partitions, _REWIND_SECONDS)
         if committed is None:
-            raise KafkaFatalError("the group's coordinator does not answer, so nobody knows where to read on")
+            return False
         start = ck.OFFSET_END if self._config.get("auto.offset.reset") == "latest" else ck.OFFSET_BEGINNING
         for partition, offset in committed.items():
             self.seek(partition, start if offset is None else offset)
+        return True
+
+    def reaches(self, topics: Iterable[str], timeout: float) -> bool:
+        """Whether the leaders of these topics are well; blocks for up to `timeout` seconds or so."""
+        return are_well(self._client, topics, timeout)
 
     def group_metadata(self) -> Any:
         """Return the group membership that a transaction must name; fresh for each transaction."""
@@ -217,8 +191,14 @@ class Consumer:
 
     def _records(self, messages: list[Any]) -> list[Record]:
         records: list[Record] = []
+        same = self._headers
         for message in messages:
             if message.error() is None:
+                headers = message.headers()
+                if headers == same:  # one list for all that are alike: less to free, and read once
+                    headers = same
+                else:
+                    same = headers = headers or []
                 records.append(
                     Record(
                         message.topic(),
@@ -226,12 +206,13 @@ class Consumer:
                         message.offset(),
                         message.key(),
                         message.value(),
-                        message.headers() or [],
+                        headers,
                         message.timestamp()[1],
                     )
                 )
             elif (unreadable := self._error(message)) is not None:
                 records.append(unreadable)
+        self._headers = same
         return records
 
     def _error(self, message: Any) -> Record | None:
@@ -249,7 +230,7 @@ class Consumer:
                 f"{topic} [{number}] has no offset to start from ({error.str()}); set kafka.auto_offset_reset "
                 "to earliest or latest, or reset the group's offsets"
             )
-        if error.code() in _SKIPPED and partition is not None and offset is not None and offset >= 0:
+        if error.code() in SKIPPED and partition is not None and offset is not None and offset >= 0:
             self.seek(partition, offset + 1)
             return Record(
                 partition.topic, partition.partition, offset, None, None, [(UNREADABLE, error.str().encode())], 0

@@ -40,10 +40,16 @@ class HeaderReader:
         self._limits = limits
         self._tenant_header = tenant_header
         self._kept: dict[tuple[tuple[str, bytes | None], ...], Envelope] = {}
+        self._last: tuple[Headers, Envelope] | None = None
 
     def kept(self, headers: Headers) -> Envelope | None:
-        """Return what equal headers said before."""
-        return self._kept.get(tuple(headers)) if len(headers) <= _KEPT_LENGTH else None
+        """Return what equal headers said before; a record with the headers of the one before it shares their list."""
+        last = self._last
+        if last is not None and last[0] is headers:
+            return last[1]
+        found = self._kept.get(tuple(headers)) if len(headers) <= _KEPT_LENGTH else None
+        self._last = None if found is None else (headers, found)
+        return found
 
     def read(self, record: Record, envelope: Envelope) -> None:
         """Fill `envelope`; where it raises RequestError, the envelope has what the other headers say."""

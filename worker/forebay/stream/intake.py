@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from forebay import failpoints
 from forebay.records import Record
-from forebay.stream.consumer import Member
+from forebay.stream.member import Member
 from forebay.stream.offsets import Offsets
 
 PAUSE_AFTER = 1.0

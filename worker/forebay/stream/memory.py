@@ -18,7 +18,7 @@ import confluent_kafka as ck
 
 from forebay.errors import KafkaFatalError
 from forebay.records import Headers, Partition, Record
-from forebay.stream.consumer import Event, Listener
+from forebay.stream.member import Event, Listener
 
 
 @dataclass(slots=True)
@@ -82,6 +82,7 @@ class MemoryConsumer:
         self.commits_in_flight = 0
         self.paused = False
         self.closed = False
+        self.reachable = True
         self.fatal: str | None = None
 
     def start(self, listener: Listener) -> None:
@@ -161,15 +162,28 @@ class MemoryConsumer:
         """Return the committed offsets."""
         return {partition: self._broker.committed.get(partition) for partition in partitions}
 
+    def offsets_at(self, times: Mapping[Partition, int], timeout: float) -> dict[Partition, int | None] | None:
+        """Return the first offset at or after each time in ms, None where there is none."""
+        found: dict[Partition, int | None] = {}
+        for place, time in times.items():
+            log = self._broker.topics[place.topic].partitions[place.partition]
+            found[place] = next((record.offset for record in log if record.timestamp_ms >= time), None)
+        return found
+
     def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]:
         """Return the committed offsets that have metadata, with it."""
         committed, notes = self._broker.committed, self._broker.notes
         return {place: (committed[place], notes[place]) for place in partitions if notes.get(place)}
 
-    def rewind(self, partitions: Iterable[Partition]) -> None:
+    def rewind(self, partitions: Iterable[Partition]) -> bool:
         """Move the positions back to the committed offsets."""
         for partition in partitions:
             self._positions[partition] = self._broker.committed.get(partition, 0)
+        return True
+
+    def reaches(self, topics: Iterable[str], timeout: float) -> bool:
+        """Return `reachable`."""
+        return self.reachable
 
     def end_offset(self, partition: Partition) -> int | None:
         """Return the end of a partition."""
@@ -223,6 +237,10 @@ class MemoryProducer:
             report(error, None)
             served += 1
         return served
+
+    def __len__(self) -> int:
+        """Return how many records have no served report."""
+        return len(self._reports)
 
     def purge(self) -> None:
         """Forget the reports that were not served."""

@@ -1,135 +1,24 @@
-"""Which offsets may be committed: one ledger per assigned partition. Pure; the loop's thread alone uses it.
-
-A position is opened when its record was read and closed when every acknowledgement of its outcome has come.
-The low watermark is the first open offset, so a commit never covers an unfinished record. Offsets need not be
-consecutive: compaction and transaction markers leave gaps.
-"""
+"""Which offsets may be committed: one ledger per assigned partition. Pure; the loop's thread alone uses it."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterable, Iterator
-from itertools import islice
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from forebay.records import Partition, Record
-from forebay.stream import ahead
-
-
-class Ledger:
-    """The open and finished offsets of one assignment of one partition.
-
-    `epoch` tells this assignment from an earlier one of the same partition to the same worker. `recalled` is what an
-    earlier owner has finished ahead of the committed offset, as long as it may still be met.
-    """
-
-    __slots__ = ("_abandoned", "_finished", "_next", "_noted", "_open", "committed", "epoch", "recalled", "requested")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.committed: int | None = None
-        self.requested: int | None = None
-        self._open: deque[int] = deque()
-        self._finished: dict[int, int] = {}  # with the timestamps of their records
-        self._next: int | None = None
-        self._abandoned = 0
-        self._noted = 0
-        self.recalled: ahead.Ahead | None = None
-
-    def opened(self, offset: int) -> None:
-        """Note that the record at `offset` was read. Offsets come in increasing order."""
-        self._open.append(offset)
-        self._next = offset + 1
-
-    def closed(self, offset: int, stamp: int = 0) -> None:
-        """Note that the record at `offset` has its outcome, acknowledged. `stamp` is the record's timestamp."""
-        waiting = self._open
-        if waiting and waiting[0] == offset:
-            waiting.popleft()
-            finished = self._finished
-            while finished and waiting and waiting[0] in finished:
-                del finished[waiting.popleft()]
-        else:
-            self._finished[offset] = stamp
-
-    def passed(self, offset: int) -> None:
-        """Note that the consumer's position is `offset`, past markers or compacted records that it never saw."""
-        if self._next is None or offset > self._next:
-            self._next = offset
-
-    @property
-    def watermark(self) -> int | None:
-        """The offset to commit: everything below it is finished. None before the first record."""
-        return self._open[0] if self._open else self._next
-
-    @property
-    def position(self) -> int | None:
-        """The offset behind what was read or passed. None before the first record."""
-        return self._next
-
-    @property
-    def open_count(self) -> int:
-        """Records that were read and are not finished."""
-        return len(self._open) - len(self._finished)
-
-    def highest_besides(self, waiting: Container[int]) -> int:
-        """Return the highest open or overtaking offset that is not in `waiting`, -1 if there is none."""
-        return next((offset for offset in reversed(self._open) if offset not in waiting), -1)
-
-    def is_finished(self, record: Record) -> bool:
-        """Whether an earlier owner has finished this record, which was just read; what is in doubt is not."""
-        recalled = self.recalled
-        if recalled is None or record.offset < recalled.first:
-            return False
-        if not recalled.is_sure and record.offset == recalled.first and record.timestamp_ms == recalled.stamp:
-            recalled.is_sure = True
-        if not recalled.is_sure or record.offset > recalled.last:
-            self.recalled = None
-            return False
-        return record.offset in recalled.offsets
-
-    @property
-    def has_news(self) -> bool:
-        """Whether something ahead of the watermark was finished since the last commit was asked for."""
-        return len(self._finished) != self._noted
-
-    def note(self) -> str | None:
-        """Return what is finished ahead of the watermark, as a commit's metadata; None where nothing is."""
-        if not self._finished:
-            return None
-        finished, first = self._finished, -1
-        found: list[int] = []
-        for offset in islice(self._open, 1, ahead.SPAN):
-            if offset in finished:
-                first = offset if first < 0 else first
-                found.append(offset)
-        if first < 0:
-            return None
-        if self.recalled is not None and self.recalled.is_sure and self._next is not None:
-            found += [offset for offset in self.recalled.offsets if offset >= self._next]
-        return ahead.write(self._open[0], first, finished[first], found)
-
-    def asked(self, mark: int) -> None:
-        """Note that a commit of `mark` is on its way, with what is finished ahead of it."""
-        self.requested, self._noted = mark, len(self._finished)
-
-    def refused(self) -> None:
-        """Note that the commit on its way failed."""
-        self.requested, self._noted = self.committed, -1
-
-    def abandoned(self) -> None:
-        """Note that one of the open records will not be finished here: it stays below no watermark."""
-        self._abandoned += 1
-
-    @property
-    def running(self) -> int:
-        """Open records that this worker is still going to finish."""
-        return self.open_count - self._abandoned
+from forebay.stream.ledger import Ledger
 
 
 class Offsets:
-    """The ledgers of the partitions that are assigned now."""
+    """The ledgers of the partitions that are assigned now.
+
+    `remembers` says whether commits tell what is finished ahead. `returning` has the attempts of suspects that an
+    earlier owner noted and that were read just now, by their position; whoever lets them run takes them out.
+    """
 
     def __init__(self) -> None:
+        self.remembers = True
+        self.returning: dict[tuple[str, int, int], int] = {}
+        self._has_charges = False
         self._ledgers: dict[tuple[str, int], Ledger] = {}
         self._epoch = 0
         self.skipped = 0
@@ -155,6 +44,10 @@ class Offsets:
             return False
         record.epoch = ledger.epoch
         ledger.opened(record.offset)
+        attempts = ledger.charges.meet(record)
+        if attempts is not None:
+            self.returning[record.topic, record.partition, record.offset] = attempts
+            self._has_charges = True
         if ledger.recalled is not None and ledger.is_finished(record):
             ledger.closed(record.offset, record.timestamp_ms)
             self.skipped += 1
@@ -171,7 +64,7 @@ class Offsets:
                 ledger = self._ledgers.get((topic, partition))
             if ledger is None:
                 continue
-            if ledger.recalled is None:
+            if ledger.recalled is None and ledger.charges.recalled is None:
                 record.epoch = ledger.epoch
                 ledger.opened(record.offset)
                 left.append(record)
@@ -199,9 +92,33 @@ class Offsets:
                 ledger.closed(record.offset, record.timestamp_ms)
 
     def recall(self, partition: Partition, base: int, text: str) -> None:
-        """Take over what an earlier owner of a newly assigned partition had finished ahead of its commit at `base`."""
+        """Take over what an earlier owner of a newly assigned partition said beside its commit at `base`."""
         if (ledger := self._ledgers.get(partition)) is not None:
-            ledger.recalled = ahead.read(base, text)
+            ledger.recall(base, text)
+
+    def suspect(self, charges: Iterable[tuple[Record, int]]) -> None:
+        """Take over which requests are under suspicion now, and their attempts."""
+        self._has_charges = True
+        for ledger in self._ledgers.values():
+            ledger.charges.known = {}
+        for record, attempts in charges:
+            ledger = self._ledgers[record.topic, record.partition]
+            ledger.charges.known[record.offset] = (attempts, record.timestamp_ms)
+
+    def is_open(self, record: Record) -> bool:
+        """Whether a record is this worker's and has no acknowledged outcome yet."""
+        ledger = self._ledgers.get((record.topic, record.partition))
+        return ledger is not None and ledger.epoch == record.epoch and not ledger.has_finished(record.offset)
+
+    @property
+    def has_suspect_news(self) -> bool:
+        """Whether a commit has yet to say which requests are under suspicion."""
+        if not self._has_charges:
+            return False
+        all_charges = [ledger.charges for ledger in self._ledgers.values() if ledger.watermark is not None]
+        news = any(charges.has_news for charges in all_charges)
+        self._has_charges = news or any(charges.known for charges in all_charges)
+        return news
 
     def highest_besides(self, partition: tuple[str, int], waiting: Container[int]) -> int:
         """Return the highest offset of a partition that was begun: open or answered, and not in `waiting`."""
@@ -224,7 +141,7 @@ class Offsets:
     ) -> dict[Partition, int]:
         """Return the watermarks that go beyond what was last asked to be committed.
 
-        `with_news` adds those that stand where they stood, with more finished ahead of them.
+        `with_news` adds those that stand where they stood, with more finished ahead of them or other suspects.
         """
         chosen: Iterable[tuple[str, int]] = self._ledgers
         if partitions is not None:
@@ -233,14 +150,22 @@ class Offsets:
         for partition in chosen:
             ledger = self._ledgers[partition]
             mark = ledger.watermark
-            if mark is not None and (mark != ledger.requested or (with_news and ledger.has_news)):
+            if mark is not None and (mark != ledger.requested or (with_news and self._has_news(ledger))):
                 found[Partition(*partition)] = mark
         return found
 
-    def notes(self, partitions: Iterable[Partition]) -> dict[Partition, str]:
-        """Return what is finished ahead of the watermarks, for the partitions where something is."""
-        found = {partition: self._ledgers[partition].note() for partition in partitions if partition in self._ledgers}
-        return {partition: note for partition, note in found.items() if note is not None}
+    def _has_news(self, ledger: Ledger) -> bool:
+        return (self.remembers and ledger.has_news) or ledger.charges.has_news
+
+    def notes(self, marks: Mapping[Partition, int]) -> dict[Partition, str]:
+        """Return what commits of these offsets say in their metadata, for the partitions where there is something."""
+        found: dict[Partition, str] = {}
+        for partition, mark in marks.items():
+            ledger = self._ledgers.get(partition)
+            note = None if ledger is None else ledger.note(mark, remembers=self.remembers)
+            if note is not None:
+                found[partition] = note
+        return found
 
     def requested(self, marks: dict[Partition, int]) -> None:
         """Note that a commit of `marks` is on its way."""

@@ -18,7 +18,7 @@ class Sequencer:
     def __init__(self, ordering: Literal["none", "partition", "key"]) -> None:
         self._ordering = ordering
         self._queues: dict[Hashable, deque[tuple[int, int]]] = {}
-        self._held: dict[tuple[str, int, int, int], Outcome] = {}
+        self._held: dict[tuple[str, int, int, int], Outcome | None] = {}
 
     def opened(self, record: Record) -> None:
         """Take a place for a record."""
@@ -34,7 +34,14 @@ class Sequencer:
         """Return the outcomes that may leave now that `outcome` is there."""
         if self._ordering == "none":
             return [outcome]
-        record = outcome.record
+        return self._leave(outcome.record, outcome)
+
+    def passed_over(self, record: Record) -> list[Outcome]:
+        """Return the outcomes that may leave now that `record` is known to get none."""
+        return self._leave(record, None)
+
+    def _leave(self, record: Record, outcome: Outcome | None) -> list[Outcome]:
+        """Take `outcome` at a record's place, None for nothing; return those that may leave."""
         line = self._line(record)
         queue = self._queues.get(line)
         if queue is None:
@@ -42,10 +49,12 @@ class Sequencer:
         self._held[record.topic, record.partition, record.epoch, record.offset] = outcome
         leaving: list[Outcome] = []
         while queue:
-            found = self._held.pop((record.topic, record.partition, *queue[0]), None)
-            if found is None:
+            place = (record.topic, record.partition, *queue[0])
+            if place not in self._held:
                 return leaving
-            leaving.append(found)
+            found = self._held.pop(place)
+            if found is not None:
+                leaving.append(found)
             queue.popleft()
         del self._queues[line]
         return leaving
@@ -54,7 +63,7 @@ class Sequencer:
         """Drop the places of partitions that were taken away; return the outcomes that were still held."""
         gone = set(partitions)
         self._queues = {line: queue for line, queue in self._queues.items() if line[:2] not in gone}  # type: ignore[index]
-        held = [outcome for key, outcome in self._held.items() if key[:2] in gone]
+        held = [outcome for key, outcome in self._held.items() if key[:2] in gone and outcome is not None]
         self._held = {key: outcome for key, outcome in self._held.items() if key[:2] not in gone}
         return held
 

@@ -19,6 +19,7 @@ import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Outcome, Partition
+from forebay.stream.holdback import Holdback
 from forebay.stream.lines import Lines
 from forebay.stream.results import Encoder
 from forebay.stream.verdicts import NO_SUCH_PARTITION, NO_SUCH_TOPIC, TOO_LARGE
@@ -33,11 +34,15 @@ class Outgoing(Protocol):
     """How outcomes leave: acknowledged one by one here, or in transactions."""
 
     limits: dict[str, int]
+    topics: tuple[str, ...]
     unacknowledged: int
     dead_letters: list[str]
+    settled_in: list[float]
     trouble: str | None
     must_rewind: bool
 
+    @property
+    def is_refused(self) -> bool: ...
     def start(self, logger: logging.Logger | None = None) -> None: ...
     def send(self, outcome: Outcome, now: float) -> None: ...
     def serve(self, now: float, wait: float = 0.0) -> list[Outcome]: ...
@@ -65,6 +70,8 @@ class Outbox:
         self._dead_letter_topic = dead_letter_topic
         self._client: Any = None
         self._lines = Lines(ordering)
+        self._holdback = Holdback()
+        self._heard = False
         self._retries: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = count()
         self._pause = _FIRST_PAUSE
@@ -72,9 +79,11 @@ class Outbox:
         self._now = 0.0
         self._fatal: str | None = None
         self.limits: dict[str, int] = {}
+        self.topics: tuple[str, ...] = (encoder.output_topic, dead_letter_topic)
         self.unacknowledged = 0
         self.closed: list[Outcome] = []
         self.dead_letters: list[str] = []
+        self.settled_in: list[float] = []
         self.trouble: str | None = None
         self.must_rewind = False
 
@@ -92,6 +101,12 @@ class Outbox:
         """Send an outcome, and its dead letter if it has one."""
         self._now = now
         self.unacknowledged += 1
+        if self._holdback.is_on:
+            self._holdback.take(outcome)
+        else:
+            self._hand_over(outcome)
+
+    def _hand_over(self, outcome: Outcome) -> None:
         outcome.pending = 1
         if outcome.failure is not None:
             headers = self._encoder.dead_letter(outcome)
@@ -109,21 +124,30 @@ class Outbox:
             heapq.heappop(self._retries)[2]()
         if self._fatal is not None:
             raise KafkaFatalError(f"the producer cannot go on: {self._fatal}")
+        for outcome in self._holdback.due(now, len(self._client), heard=self._heard):
+            self._hand_over(outcome)
+        self._heard = False
         if not self._retries:
-            self.trouble = None
+            self.trouble = self._holdback.trouble
         closed, self.closed = self.closed, []
         if closed:
             self._pause = _FIRST_PAUSE
             self.unacknowledged -= len(closed)
         return closed
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether brokers have refused something that is sent again: so they have answered."""
+        return bool(self._retries)
+
     def forget(self, partitions: Iterable[Partition]) -> list[Outcome]:
-        """Drop what waits behind a refused outcome: the next owner of the partitions sends it.
+        """Drop what waits behind a refused outcome or for silent brokers: the next owner of the partitions sends it.
 
         What the client has cannot be called back, and is acknowledged some time: an idempotent producer whose queue was
         purged while brokers were gone never sent anything again, in most of the outages that were tried.
         """
-        dropped = self._lines.forget(set(partitions))
+        given = set(partitions)
+        dropped = self._lines.forget(given) + self._holdback.forget(given)
         self.unacknowledged -= len(dropped)
         return dropped
 
@@ -153,10 +177,13 @@ class Outbox:
             self._refused(outcome, tries, error.args[0])
 
     def _delivered(self, outcome: Outcome, tries: int, error: Any, message: Any) -> None:
+        self._heard = True
         if error is not None:
             self._refused(outcome, tries, error)
             return
-        self._acknowledged(outcome)
+        outcome.pending -= 1
+        if not outcome.pending:
+            self.closed.append(outcome)
         if self._lines.held:
             for following, before in self._lines.acknowledged(outcome):
                 self._produce(following, before)
@@ -235,21 +262,19 @@ class Outbox:
     def _dead_letter_delivered(
         self, outcome: Outcome, again: Callable[[int], None], tries: int, error: Any, message: Any
     ) -> None:
+        self._heard = True
         if error is None:
             assert outcome.failure is not None
             self.dead_letters.append(outcome.failure.code)
-            self._acknowledged(outcome)
+            outcome.pending -= 1
+            if not outcome.pending:
+                self.closed.append(outcome)
         elif error.code() in TOO_LARGE and tries >= _TRIES_TOO_LARGE - 1:
             headers = self._encoder.dead_letter(outcome) or []
             own = [pair for pair in headers if pair[0].startswith(("kafka_dlt-", "forebay-"))]
             self._produce_dead_letter(outcome, [*own, ("forebay-value-left-out", b"too large for this topic")], None)
         elif error.code() != ck.KafkaError._PURGE_QUEUE:
             self._again(partial(again, tries + 1), f"{self._dead_letter_topic}: {error.str()}")
-
-    def _acknowledged(self, outcome: Outcome) -> None:
-        outcome.pending -= 1
-        if not outcome.pending:
-            self.closed.append(outcome)
 
     def _again(self, call: Callable[[], None], trouble: str, pause: float | None = None) -> None:
         if pause is None:

@@ -26,12 +26,23 @@ class Encoder:
         self.output_topic = output_topic
         self._group = group_id.encode()
 
-    def results(self, requests: Sequence[Request], outputs: Sequence[Output], batch_size: int) -> list[Outcome]:
+    def renew(self, signature: Signature) -> None:
+        """Take over a model's new version, for the errors of requests that ran nowhere."""
+        self._signatures[signature.model] = signature
+
+    def results(
+        self,
+        requests: Sequence[Request],
+        outputs: Sequence[Output],
+        batch_size: int,
+        signature: Signature | None = None,
+    ) -> list[Outcome]:
         """Encode the results of `requests`, whose rows lie one after the other in `outputs`.
 
-        `batch_size` is the number of rows that ran together. A row that cannot be encoded becomes an error.
+        `batch_size` is the number of rows that ran together, `signature` that of the replica which ran them. A row that
+        cannot be encoded becomes an error.
         """
-        signature = self._signatures[requests[0].model]
+        signature = signature or self._signatures[requests[0].model]
         encode, outcome = Rows(signature, outputs, batch_size).encode, self._outcome
         made: list[Outcome] = []
         start = 0
@@ -40,16 +51,18 @@ class Encoder:
             try:
                 value, headers = encode(request, start, end)
             except RequestError as error:
-                made.append(self.error(request, error.failure, batch_size))
+                made.append(self.error(request, error.failure, batch_size, signature))
             else:
                 made.append(outcome(request, value, headers))
             start = end
         return made
 
-    def error(self, request: Request | Refusal, failure: Failure, batch_size: int = 0) -> Outcome:
+    def error(
+        self, request: Request | Refusal, failure: Failure, batch_size: int = 0, signature: Signature | None = None
+    ) -> Outcome:
         """Encode an error result: JSON with a sentence for a person and a code for programs.
 
-        `batch_size` is the rows of the batch that it was part of, 0 if it never ran.
+        `batch_size` is the rows of the batch that it was part of, 0 if it never ran; `signature` as for `results`.
         """
         message = failure.message[:_MAX_MESSAGE]
         body = {"id": request.id, "error": message, "code": failure.code.value, "retriable": failure.retriable}
@@ -60,7 +73,7 @@ class Encoder:
             ("batch-size", b"%d" % batch_size),
             ("content-type", b"application/json"),
         ]
-        signature = self._signatures.get(request.model)
+        signature = signature or self._signatures.get(request.model)
         if signature is not None:
             headers.append(("model-version", signature.version.encode()))
         outcome = self._outcome(request, orjson.dumps(body), headers)

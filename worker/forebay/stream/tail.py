@@ -37,6 +37,8 @@ _LEADER_MOVES = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_LEADER_EPOCH,  # a topic that has just been made: the partition's leader has not heard of it
+    KafkaError.FENCED_LEADER_EPOCH,
 )
 _LATEST = -1
 

@@ -7,7 +7,7 @@ here waits for the device; `Landing.wait` does. Runs in the replica's thread; im
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -44,9 +44,11 @@ class Backend(Protocol):
     def settle(self) -> None: ...
     def fetch(self, staged: torch.Tensor) -> torch.Tensor: ...
     def store(self, result: torch.Tensor, place: torch.Tensor) -> None: ...
+    def capture(self, stream: Any, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]: ...
     def empty_cache(self) -> None: ...
     def reset_peak(self) -> None: ...
     def peak(self) -> int: ...
+    def room(self) -> int | None: ...
     def tolerance(self, precision: str) -> float: ...
     def memory(self) -> dict[str, int]: ...
 
@@ -119,6 +121,14 @@ class Accelerator(Device):
         landed.record(self._outgoing)
         return _InFlight(landed, (copies, keep))
 
+    def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Record what `run` does on the compute stream; return what does it again, and `run`'s outputs.
+
+        The replay reads what `run` read and writes into these outputs. All graphs share one pool of memory.
+        """
+        self.backend.settle()
+        return self.backend.capture(self._compute, run)
+
     def recover(self) -> None:
         """Give cached blocks back to the driver. It waits for the device: only for after an allocation failed."""
         self.backend.empty_cache()
@@ -130,6 +140,10 @@ class Accelerator(Device):
     def peak(self) -> int:
         """Return the most bytes that batches have taken at once since `reset_peak`."""
         return self.backend.peak()
+
+    def room(self) -> int | None:
+        """Return the bytes that batches may take above what was taken at `reset_peak`."""
+        return self.backend.room()
 
     def tolerance(self, precision: str) -> float:
         """Return the relative difference that batching alone may make to a row's outputs."""

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from forebay.inference.precision import tolerance
+
 Copy = tuple[torch.Tensor, torch.Tensor]
 """A result and its place in the slot."""
 
@@ -76,9 +78,13 @@ class Device:
         """Return the most bytes that batches have taken at once since `reset_peak`; 0 where the device cannot say."""
         return 0
 
+    def room(self) -> int | None:
+        """Return the bytes that batches may take above what was taken at `reset_peak`; None where nobody can say."""
+        return None
+
     def tolerance(self, precision: str) -> float:
         """Return the relative difference that batching alone may make to a row's outputs."""
-        return 1e-5 if precision == "fp32" else 1e-2
+        return tolerance(precision)
 
     def memory(self) -> dict[str, int]:
         """Return bytes by kind: resident, allocated, reserved, device_used, device_total, device_process."""

@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
+from forebay.inference.precision import tolerance
+
 _TF32_TOLERANCE = 5e-3
+_USABLE = 15 / 16
+"""Share of the free memory that counts: the allocator works in blocks, and cannot join what lies apart."""
 
 
 class CudaBackend:
@@ -20,9 +24,11 @@ class CudaBackend:
         torch.cuda.set_device(device)
         if memory_fraction is not None:
             torch.cuda.set_per_process_memory_fraction(float(memory_fraction), device)
+        self._fraction = memory_fraction
         self.device = device
         self.name = torch.cuda.get_device_name(device)
         self._pinned = False
+        self._pool: Any = None
         self._base = 0
         self._process_bytes = _nvml_process_bytes(device)
 
@@ -61,6 +67,18 @@ class CudaBackend:
         """Begin the copy to the slot."""
         place.copy_(result, non_blocking=self._pinned)
 
+    def capture(self, stream: Any, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Run once more, so that libraries have their workspaces on this stream, then record."""
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.synchronize(self.device)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            outputs = run()
+        return graph.replay, outputs
+
     def empty_cache(self) -> None:
         """Give cached blocks back to the driver."""
         torch.cuda.empty_cache()
@@ -74,10 +92,18 @@ class CudaBackend:
         """Return the most bytes above what was allocated at `reset_peak`."""
         return max(torch.cuda.max_memory_allocated(self.device) - self._base, 0)
 
+    def room(self) -> int | None:
+        """Return what the driver and the allocator's own cache have left, within this process's share."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        room = free + torch.cuda.memory_reserved(self.device)
+        if self._fraction is not None:
+            room = min(room, int(total * self._fraction))
+        return int((room - self._base) * _USABLE)
+
     def tolerance(self, precision: str) -> float:
-        """Return what batching may change: TF32, which cuDNN uses unless it is told not to, keeps ten bits."""
-        if precision != "fp32":
-            return 1e-2
+        """Return what batching may change: TF32, which a model's own code may turn on, keeps ten bits."""
+        if precision not in ("fp32", "tf32"):
+            return tolerance(precision)
         uses_tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
         return _TF32_TOLERANCE if uses_tf32 else 1e-5
 

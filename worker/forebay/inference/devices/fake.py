@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,12 @@ from urllib.parse import parse_qsl
 import torch
 
 from forebay.errors import ConfigError
+from forebay.inference.devices.fake_graphs import Tape
 from forebay.inference.devices.fake_memory import FakeAllocator
 from forebay.inference.devices.fake_streams import FakeEvent, FakeStream, Incoming, Timeline, Work, outgoing, spoil
+from forebay.inference.precision import tolerance
 
-OPTIONS = "memory (16rows, 4MiB), ticks, sticky, hang, pin, trace"
+OPTIONS = "memory (16rows, 4MiB), ticks, sticky, hang, corrupt, pin, trace"
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TRACED = 100_000
 
@@ -30,6 +32,7 @@ _TRACED = 100_000
 class FakeOptions:
     """What the device can do. `sticky` and `hang` are input values that make it fail, as a device-side assert does.
 
+    `corrupt` is an input value after which it says nothing, and every number that it computes is one too large.
     `ticks` is how often somebody has to look until a forward has ended. `trace` is a file for what happened.
     """
 
@@ -39,6 +42,7 @@ class FakeOptions:
     ticks: int = 3
     sticky: float | None = None
     hang: float | None = None
+    corrupt: float | None = None
     pins: bool = True
     trace: str | None = None
 
@@ -66,7 +70,7 @@ def _option(key: str, value: str) -> dict[str, Any]:
         return {"memory": int(number) * _UNITS[unit]}
     if key == "ticks":
         return {"ticks": max(int(value), 1)}
-    if key in ("sticky", "hang"):
+    if key in ("sticky", "hang", "corrupt"):
         return {key: float(value)}
     if key == "pin":
         return {"pins": {"yes": True, "no": False}[value]}
@@ -90,7 +94,9 @@ class FakeBackend:
         self._computing: FakeStream | None = None
         self._rows = 0
         self._fate: str | None = None
+        self._is_corrupt = False
         self._launches = 0
+        self._graphs = 0
         self._base = 0
 
     def note(self, event: str) -> None:
@@ -161,6 +167,8 @@ class FakeBackend:
         for fate, mark in (("hang", self.options.hang), ("sticky", self.options.sticky)):
             if mark is not None and bool((staged == mark).any()):
                 self._fate = fate
+        if self.options.corrupt is not None and bool((staged == self.options.corrupt).any()):
+            self._is_corrupt = True
         spoil(target)
         copy = Incoming(staged, target, self.timeline.number())
         if self.options.pins:
@@ -173,10 +181,28 @@ class FakeBackend:
         """Copy to the slot when the turn comes: at once, after everything, where it is not page-locked."""
         number, computing = self.timeline.number(), self._computing
         end = outgoing(result, place, lambda: computing is not None and computing.is_busy_before(number))
+        if self._is_corrupt and place.is_floating_point():
+            end = _then(end, lambda: place.add_(1))
         self._current.queue.append(Work(1, end, number))
         if not self.options.pins:
             stream = self._current
             self.timeline.run_out(lambda: not stream.queue)
+
+    def capture(self, stream: FakeStream, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Write down the operations of a run; a replay does them again where they are."""
+        self.timeline.check()
+        tape = Tape()
+        with self.allocator, tape:
+            outputs = run()
+        self._graphs += 1
+        number = self._graphs
+        self.note(f"capture {number}")
+
+        def replay() -> None:
+            self.note(f"replay {number}")
+            tape.replay()
+
+        return replay, outputs
 
     def empty_cache(self) -> None:
         """Give back what is not in use."""
@@ -191,9 +217,13 @@ class FakeBackend:
         """Return the most bytes above what was taken at `reset_peak`."""
         return self.allocator.highest - self._base
 
+    def room(self) -> int | None:
+        """Return what the limit leaves."""
+        return None if self.allocator.limit is None else self.allocator.limit - self._base
+
     def tolerance(self, precision: str) -> float:
         """Return the CPU's."""
-        return 1e-5 if precision == "fp32" else 1e-2
+        return tolerance(precision)
 
     def memory(self) -> dict[str, int]:
         """Return the allocator's figures."""
@@ -201,3 +231,11 @@ class FakeBackend:
         if self.allocator.limit is not None:
             found |= {"device_used": self.allocator.reserved, "device_total": self.allocator.limit}
         return found
+
+
+def _then(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both

@@ -54,7 +54,7 @@ def test_the_limit_has_room_for_every_shape_that_is_allowed() -> None:
 
 
 def test_a_mode_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="none or inductor"):
+    with pytest.raises(ConfigError, match="none, inductor, aoti or cudagraph"):
         Compiled(lambda: None, start(compile="magic"))
 
 

@@ -1,0 +1,161 @@
+"""`forebay optimize`: what it measures, adopts, says and writes. The processes that measure are the real ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from forebay.cli import optimize as command
+from forebay.cli.app import app
+from forebay.cli.optimize_view import Comparison, show
+from forebay.errors import ModelError
+from forebay.inference.candidate import answer
+from forebay.inference.messages import Tried
+from forebay.inference.pruning import prune
+from forebay.inference.verdicts import Answer, Question, judge
+from tests.unit.test_loading import start
+
+FACTORY = "tests.unit.test_precision:Net"
+
+
+def asked(**changes: Any) -> Question:
+    told = {name: changes.pop(name) for name in ("precision", "compile", "factory") if name in changes}
+    return Question(start(search=[str(Path.cwd())], **{"factory": FACTORY, **told}), **changes)
+
+
+def invoke(*arguments: str) -> Any:
+    settings = (f"model.factory={FACTORY}", "inference.threads=1", "kafka.bootstrap_servers=localhost:1")
+    return CliRunner().invoke(app, ["optimize", *arguments, *(part for one in settings for part in ("--set", one))])
+
+
+def tried(precision: str, seconds: float, apart: float, **more: str) -> Tried:
+    return Tried(precision, more.pop("compile", "none"), 32, seconds, seconds / 2, apart, **more)
+
+
+# ---------------------------------------------------------------------- pruning
+
+
+def test_magnitude_pruning_zeroes_the_smallest_weights_of_each_layer() -> None:
+    net = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1.0, -8, 3, -4], [5, 2, -7, 6]]))
+    assert prune([net], "magnitude", 0.5, "Net") == 6
+    assert net[0].weight.tolist() == [[0, -8, 0, 0], [5, 0, -7, 6]]
+
+
+def test_two_of_each_four_neighbours_stay() -> None:
+    net = nn.Linear(8, 1)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, -8, 3, -4, 5, 2, -7, 6]]))
+    assert prune([net], "2:4", 0.5, "Net") == 4
+    assert net.weight.tolist() == [[0, -8, 0, -4, 0, 0, -7, 6]]
+    with pytest.raises(ModelError, match=r"2:4 pruning takes linear layers.*and Odd has none"):
+        prune([nn.Linear(3, 1)], "2:4", 0.5, "Odd")
+
+
+# ---------------------------------------------------------------------- one candidate
+
+
+def test_a_candidate_is_measured_as_it_would_be_served() -> None:
+    found = answer(asked(precision="bf16"))
+    assert (found.error, found.device, found.tried.verdict, found.tried.full_rows) == ("", "cpu", "", 4)
+    assert found.tried.full_seconds > 0
+    assert found.tried.one_seconds > 0
+    assert 0 < found.tried.deviation < 0.02
+
+
+def test_pruned_weights_are_measured_and_zeros_are_said_to_give_no_speed_here() -> None:
+    found = answer(asked(precision="bf16", sparsity="2:4"))
+    assert found.zeros == 64 * 72 // 2
+    assert found.tried.sparsity == "2:4"
+    assert found.tried.deviation > 0.02
+    assert "dense kernels" in found.notes[0]
+
+
+def test_weights_that_pass_are_written_and_a_model_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "pruned.safetensors"
+    found = answer(asked(sparsity="magnitude", share=0.1, most=0.9, output=str(path)))
+    assert (found.error, found.written) == ("", str(path))
+    again = answer(Question(start(search=[str(Path.cwd())], factory=FACTORY, weights=str(path))))
+    assert again.error == ""
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_weights_that_do_not_pass_are_not_written(tmp_path: Path) -> None:
+    found = answer(asked(sparsity="magnitude", share=0.9, output=str(tmp_path / "pruned.safetensors")))
+    assert re.search(r"magnitude pruning deviates by .* nothing was written", found.error)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_measures_in_processes_and_says_what_to_set() -> None:
+    done = invoke("--json", "--precision", "fp32,tf32", "--compile", "none", "--sparsity", "none")
+    assert done.exit_code == 0, done.output
+    told = orjson.loads(done.stdout)
+    assert [(one["precision"], one["verdict"][:8]) for one in told["candidates"]] == [
+        ("fp32", "adopted"), ("tf32", "not here"),
+    ]  # fmt: skip
+    assert told["candidates"][0]["speedup"] == 1.0
+    assert told["candidates"][0]["deviation"] == 0.0
+    assert told["adopted"] == {"precision": "fp32", "compile": "none"}
+    assert told["settings"] == "inference:\n  precision: fp32\n  compile: none\n"
+    assert told["device"] == "cpu"
+
+
+def test_a_candidate_that_ends_its_process_is_one_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it keep the others from being measured; only the model as it is must work."""
+
+    def ask(question: Question, timeout: float) -> Answer:
+        precision = question.start.precision
+        if precision == "bf16":
+            return Answer(Tried("bf16", "none"), error="its process ended with -11: no message")
+        return Answer(tried(precision, 2.0 if precision == "fp32" else 1.0, 0.001), "cpu")
+
+    monkeypatch.setattr(command, "_ask", ask)
+    questions = [asked(precision=one) for one in ("fp32", "bf16", "fp16")]
+    found = command._compare(questions, 1.0, quiet=True)
+    assert [one.verdict for one in found.tried] == [
+        "not faster", "fails: its process ended with -11: no message", "adopted",
+    ]  # fmt: skip
+    with pytest.raises(ModelError, match="ended with -11"):
+        command._compare(questions[1:], 1.0, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--precision", "fp31"], "there is no 'fp31'; there are fp32"),
+        (["--compile", "jit"], "there is no 'jit'"),
+        (["--output", "x.safetensors"], "one --sparsity"),
+        (["--output", "x.bin", "--sparsity", "2:4"], "takes a .safetensors file"),
+        (["--model", "nobody"], "choose one with --model: model"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence_with_what_there_is(arguments: Sequence[str], said: str) -> None:
+    done = invoke(*arguments)
+    assert said in str(done.exception)
+    assert "UsageError" in type(done.exception).__name__
+
+
+def test_the_table_has_every_candidate_and_the_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+    table = [
+        tried("fp32", 4.0, 0.0),
+        tried("bf16", 1.0, 0.004),
+        tried("fp32", 3.9, 0.3, sparsity="magnitude", verdict="x"),
+    ]
+    show(Comparison("m", "cpu", 0.02, table, judge(table[:2], 0.02), ["a note"]))
+    said = capsys.readouterr().out
+    assert "4.00×" in said
+    assert "note: a note" in said
+    assert said.endswith("inference:\n  precision: bf16\n  compile: none\n")
+    assert "magnitude" in said
