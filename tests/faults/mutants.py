@@ -6,13 +6,14 @@ it, and in which mode of delivery it lives.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from forebay.custody import Custody
 from forebay.records import Partition
-from forebay.stream import ahead
+from forebay.stream import ahead, transactions
 from forebay.stream.committer import Committer
 from forebay.stream.ledger import Ledger
 from forebay.stream.offsets import Offsets
@@ -339,13 +340,11 @@ def lets_results_leave_as_they_finish(patch: Patch) -> None:
 def leaves_the_offsets_out_of_the_transaction(patch: Patch) -> None:
     """The outcomes are atomic; what was read is not."""
 
-    def transact(self: TransactionalOutbox, chosen: Any) -> None:
-        self._client.begin_transaction()
-        for outcome in chosen:
-            self._produce(outcome)
-        self._client.commit_transaction(self._timeout)
+    def commit(client: Any, offsets: Any, member: Any, seconds: float) -> float:
+        client.commit_transaction(seconds)
+        return time.perf_counter()
 
-    patch.setattr(TransactionalOutbox, "_transact", transact)
+    patch.setattr(transactions, "_commit", commit)
 
 
 @mutant("V6", EXACTLY_ONCE)
@@ -376,16 +375,17 @@ def takes_an_unknown_end_for_a_failure_and_sends_again(patch: Patch) -> None:
 @mutant("V7", EXACTLY_ONCE)
 def takes_an_unknown_end_for_a_success(patch: Patch) -> None:
     """The transaction that timed out was lost."""
-    transact = TransactionalOutbox._transact
+    commit = transactions._commit
 
-    def transacted(self: TransactionalOutbox, chosen: Any) -> None:
+    def committed(*arguments: Any) -> float:
         try:
-            transact(self, chosen)
+            return commit(*arguments)
         except Exception as error:
             if error.args[0].name() != "_TIMED_OUT":
                 raise
+            return time.perf_counter()
 
-    patch.setattr(TransactionalOutbox, "_transact", transacted)
+    patch.setattr(transactions, "_commit", committed)
 
 
 @mutant("V13", AT_LEAST_ONCE, EXACTLY_ONCE)

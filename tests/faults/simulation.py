@@ -461,6 +461,21 @@ def _loggers() -> list[Any]:
     return [module for name, module in sys.modules.items() if name.startswith("forebay.") and hasattr(module, "_log")]
 
 
+def _begin_at_once(patience: Any, call: Any, _: float) -> None:
+    """Make the call now; a death in it is the worker's, an error is met where the call is seen to have ended."""
+    patience.error = None
+    try:
+        patience.value = call()
+    except ck.KafkaException as error:
+        patience.error = error
+
+
+def _ended(patience: Any, wait: float = 0.0) -> bool:
+    if patience.error is not None:
+        raise patience.error
+    return True
+
+
 @contextlib.contextmanager
 def _on_stage(run: Run) -> Iterator[None]:
     """Put the run's doubles where the worker looks for time, clients, transports and logs; take them away again."""
@@ -477,7 +492,8 @@ def _on_stage(run: Run) -> Iterator[None]:
         (forebay.inference.cores, "cores", lambda _: 2),  # it reads the control group's files
         (forebay.worker, "leave_within", no_watchdog),
         (forebay.stream.transactions, "leave_within", no_watchdog),
-        (forebay.stream.patience.Patience, "call", lambda _, call, seconds: call()),  # it starts a thread
+        (forebay.stream.patience.Patience, "begin", _begin_at_once),  # it starts a thread
+        (forebay.stream.patience.Patience, "ended", _ended),
         *((module, "_log", _SILENT) for module in _loggers()),
     ]
     before = [(target, name, getattr(target, name)) for target, name, _ in changes]

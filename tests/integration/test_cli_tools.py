@@ -344,7 +344,7 @@ def test_check_finds_nothing_wrong_where_a_worker_runs(
     told = json.loads(tools.run("check", "--json"))
     assert told["ok"], told
     fine = {finding["question"]: finding["told"] for finding in told["findings"]}
-    assert fine["model digits"] == "loads: pixels FP32[-1, 64] → digit INT64[-1], probabilities FP32[-1, 10]"
+    assert fine["model digits"] == "loads and runs: pixels FP32[-1, 64] → digit INT64[-1], probabilities FP32[-1, 10]"
 
 
 def test_check_tells_what_is_wrong_with_a_model(served: tuple[Tools, str]) -> None:

@@ -19,6 +19,12 @@ from forebay.cli.topics import topics_command
 from forebay.settings import Ops
 from forebay.stream.addresses import connect_to
 
+MODEL = """from forebay import Model, TensorSpec
+class M(Model):
+    inputs = [TensorSpec("x", "FP32", [-1, 2])]
+    outputs = [TensorSpec("y", "FP32", [-1, 2])]
+    def forward(self, x): """
+
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +100,14 @@ def test_a_model_process_that_dies_is_an_answer() -> None:
         ("class N: pass", "broken:M", "factory"),
         ("class M:\n    def __init__(self, a): pass", "broken:M", "options"),
         ("1 / 0", "broken:M", "code"),
+        (MODEL + "return x[:, :1]", "broken:M", "code"),
+        (MODEL + "return x - x.mean(0)", "broken:M", "code"),
     ],
 )
-def test_a_model_that_does_not_load_is_advised_on_by_its_cause(
+def test_a_model_that_a_worker_would_refuse_is_advised_on_by_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, factory: str, cause: str
 ) -> None:
-    """The question is answered in this process here, to save six starts of torch; `test_cli_tools` asks a real one."""
+    """Asked in this process, to save a start of torch for each; `test_cli_tools` asks a process of its own."""
     pytest.importorskip("torch")
     monkeypatch.setattr(subprocess, "run", _probed_here)
     monkeypatch.setattr(sys, "path", list(sys.path))

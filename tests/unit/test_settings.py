@@ -178,6 +178,18 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
     assert nearest in refused().lower()
 
 
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [("observe", "the sections are kafka, delivery, batch"), ("output_topic", "did you mean kafka.output_topic?"),
+     ("batch.x", "batch has max_batch_size, max_wait_ms"), ("inference.group_id", "did you mean kafka.group_id?")],
+)  # fmt: skip
+def test_an_unknown_key_that_resembles_none_is_told_where_it_belongs_or_what_there_is(
+    key: str, told: str, tmp_path: Path
+) -> None:
+    section, _, name = key.rpartition(".")
+    assert told in refused(in_yaml(tmp_path, {section: {name: 1}} if section else {name: 1}))
+
+
 def test_an_unknown_variable_is_refused_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_GROUP_ID", "x")
     message = refused()

@@ -90,7 +90,13 @@ def outbox_on(brokers: Brokers) -> TransactionalOutbox:
 
 
 def serve(outbox: TransactionalOutbox, times: int) -> list[Outcome]:
-    return [outcome for turn in range(times) for outcome in outbox.serve(100.0 * turn)]
+    """Serve it that often, each time until the transaction that is under way has ended."""
+    closed: list[Outcome] = []
+    for turn in range(times):
+        closed += outbox.serve(100.0 * turn)
+        while outbox._ending:
+            outbox._end(100.0 * turn, 1.0)
+    return closed + outbox.serve(0.0)
 
 
 def test_an_outage_is_waited_out_with_one_new_producer_and_then_the_positions_go_back(brokers: Brokers) -> None:

@@ -88,6 +88,8 @@ def test_a_result_comes_back_with_its_arrays_and_what_its_headers_say(encoding: 
     result = parse_result(value, headers)
     np.testing.assert_array_equal(result["y"], np.eye(2, dtype=np.float32))
     assert result["t"] == [b"a", b"b"]
+    with pytest.raises(KeyError, match="no output 'Y'; there is y, t"):
+        result["Y"]
     assert (result.id, result.model, result.version, result.source, result.batch_size) == ("r", "m", "3", "in/0/7", 16)
     length = int(dict(headers).get("inference-header-content-length", len(value)))
     assert InferenceResult.model_validate_json(value[:length]).id == "r"

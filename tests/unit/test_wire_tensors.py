@@ -118,7 +118,7 @@ def test_a_shape_of_the_callers_own_is_kept() -> None:
         ({"x": Tensor([1.5], "INT32")}, "binary", "x: values do not fit INT32"),
         ({"x": Tensor([300], "UINT8")}, "binary", "x: values do not fit UINT8"),
         ({"x": Tensor([1, 2], shape=(3,))}, "binary", r"x: shape \[3\] takes 3 elements, not 2"),
-        ({"x": [1], "y": [1, 2]}, "binary", "inputs differ in rows"),
+        ({"x": [1], "y": [1, 2]}, "binary", "inputs differ in rows, their first dimension: x 1, y 2"),
         ({"x": [float("nan")]}, "json", "x: NaN and Infinity travel in the binary"),
         ({"x": Tensor([1.0], "FP16")}, "json", "x: FP16 travels in the binary"),
         ({"x": Tensor([1.0], "BF16")}, "json", "x: BF16 travels in the binary"),

@@ -85,6 +85,17 @@ class Dispatch:
                 self._breakers.began(model, now)
                 self._observer.cut(batch, now, batcher)
 
+    def came_back(self, back: list[Finished], custody: Custody, now: float) -> list[Finished]:
+        """Learn from batches that came back, and let their replicas go on; return those whose outcomes may leave."""
+        leaving: list[Finished] = []
+        for finished in back:
+            self.learn(finished, now)
+            if not self.holds(finished, custody, now):
+                leaving.append(finished)
+        if back:
+            self.submit(now, draining=False)
+        return leaving
+
     def holds(self, finished: Finished, custody: Custody, now: float) -> bool:
         """Whether a broken model has failed a batch: its requests wait again then, those that are still ours.
 

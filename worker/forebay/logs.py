@@ -18,7 +18,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 class Seldom(logging.Filter):
-    """Lets a kind of line of the Kafka client through once in ten seconds: a dead broker gives twenty a second."""
+    """Lets a kind of line of a library through once in ten seconds: of a dead broker the client has twenty a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Seldom(logging.Filter):
 
 
 def configure(ops: Ops, **fields: str) -> None:
-    """Set up structlog and the standard library's logging, which carries the Kafka client's own lines.
+    """Set up structlog and the standard library's logging, which carries the lines of the Kafka client and OpenTelemetry.
 
     `fields` are in every line of every thread.
     """
@@ -59,16 +59,25 @@ def configure(ops: Ops, **fields: str) -> None:
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
+        foreign_pre_chain=[*shared, _without_traceback],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
     )
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(formatter)
-    client = logging.getLogger("forebay.kafka")
-    client.handlers = [output]
-    client.filters = [Seldom()]
-    client.propagate = False
-    client.setLevel(logging.WARNING if ops.log_level != "debug" else logging.DEBUG)
+    for name in ("forebay.kafka", "opentelemetry"):
+        library = logging.getLogger(name)
+        library.handlers = [output]
+        library.propagate = False
+        library.setLevel(logging.WARNING if ops.log_level != "debug" else logging.DEBUG)
+    output.addFilter(Seldom())  # at the output: a logger's own filter does not see the lines of the loggers below it
+
+
+def _without_traceback(_: Any, __: str, event: Any) -> Any:
+    """Say what a library raised in one line."""
+    raised = event.pop("exc_info", None)
+    if isinstance(raised, tuple) and raised[1] is not None:
+        event["error"] = f"{type(raised[1]).__name__}: {raised[1]}"
+    return event
 
 
 def logger(name: str) -> Any:

@@ -261,11 +261,26 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def _nearest_key(key: str) -> str:
+    """Propose the key of that name in another section, else one like it in its own, or tell what the section has."""
+    section, _, name = ".".join(part for part in key.split(".") if not part.isdigit()).rpartition(".")
+    elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == name]
+    if len(elsewhere) == 1:
+        return f"; did you mean {elsewhere[0]}?"
+    prefix = f"{section}." if section else ""
+    siblings = [known.removeprefix(prefix) for known in known_keys() if prefix and known.startswith(prefix)]
+    siblings = siblings or list(Settings.model_fields)
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5 if section else 0.7)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; {section} has {', '.join(siblings)}" if section else f"; the sections are {', '.join(siblings)}"
+
+
 def _sentences(error: ValidationError) -> Iterable[str]:
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
         if detail["type"] == "extra_forbidden":
-            yield f"unknown key {key}{_nearest(key, [*Settings.model_fields, *known_keys()])}"
+            yield f"unknown key {key}{_nearest_key(key)}"
         else:
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
             message = message.split(", unable to parse")[0]

@@ -97,10 +97,26 @@ def _exporters(environment: Mapping[str, str]) -> list[SpanExporter]:
             wanted = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
         found = list(entry_points(group="opentelemetry_traces_exporter", name=wanted))
         if not found:
-            mend = _MEND if wanted == "otlp_proto_http" else f"no installed package has the trace exporter {wanted!r}"
-            raise ConfigError(mend)
+            raise ConfigError(_mend(wanted))
         made.append(found[0].load()())
     return made
+
+
+def _mend(exporter: str) -> str:
+    """Say what to do about an exporter that no installed package has."""
+    if exporter == "otlp_proto_http":
+        return _MEND
+    if exporter == "otlp_proto_grpc":
+        return (
+            "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and what sends that is not installed: set it to http/protobuf (with the "
+            "collector's port for HTTP, mostly 4318), or pip install opentelemetry-exporter-otlp-proto-grpc"
+        )
+    if exporter == "none":
+        return "ops.tracing is true and OTEL_TRACES_EXPORTER is none: remove one of them"
+    return (
+        f"no installed package has the trace exporter {exporter!r} that OTEL_TRACES_EXPORTER names: "
+        "set it to otlp or console, or leave it out"
+    )
 
 
 @dataclass(slots=True)

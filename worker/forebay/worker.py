@@ -163,11 +163,9 @@ class Worker:
         self._dispatcher.submit(now, draining=draining)
 
     def _collect(self, now: float, wait: float) -> None:
-        """Take finished batches from the replicas and send their outcomes."""
-        for finished in self._pool.collect(now, wait):
-            self._dispatcher.learn(finished, now)
-            if not self._dispatcher.holds(finished, self._custody, now):
-                self._deliver(finished)
+        """Take finished batches from the replicas, which go on with the next, and send their outcomes."""
+        for finished in self._dispatcher.came_back(self._pool.collect(now, wait), self._custody, now):
+            self._deliver(finished)
         self._observer.notices()
 
     def _deliver(self, finished: Finished) -> None:

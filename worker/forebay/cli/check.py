@@ -35,7 +35,9 @@ def examine(
 
 
 def check(
-    load: Annotated[bool, typer.Option("--load/--no-load", help="Load the model on its device, in a process.")] = True,
+    load: Annotated[
+        bool, typer.Option("--load/--no-load", help="Load the model on its device, in a process, and run a few rows.")
+    ] = True,
     json: AsJson = False,
     bootstrap: Bootstrap = None,
     config: ConfigFile = None,
@@ -43,7 +45,8 @@ def check(
 ) -> int:
     """Ask everything that a first start could trip over, and say how to mend it. Changes nothing.
 
-    Exits with 0 if a worker would start, 69 if only Kafka is not reachable, 78 if something must be mended.
+    The model is loaded and tried with a few rows, uncompiled. Exits with 0 if nothing is wrong, 69 if only Kafka is
+    not reachable, 78 if something must be mended.
     """
     import orjson
 

@@ -78,7 +78,7 @@ def _probed(settings: Settings, model: ModelSettings, search: list[Path]) -> Ite
         yield ok("device", _describe(answer))
     error = answer.get("error")
     if error is None:
-        yield ok(question, f"loads: {', '.join(answer['inputs'])} → {', '.join(answer['outputs'])}")
+        yield ok(question, f"loads and runs: {', '.join(answer['inputs'])} → {', '.join(answer['outputs'])}")
     elif answer.get("question") == "device":
         yield failed("device", error, "set inference.device to auto or cpu, or install a torch build for the device")
     else:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.inference.messages import Start
+    from forebay.inference.model import Model
 
 
 def probe(question: bytes) -> dict[str, Any]:
-    """Resolve the device, load the model, and describe both. Returns `{"error": …}` for what a worker would refuse."""
+    """Resolve the device, load and try the model, and describe both; `{"error": …}` for what a worker would refuse."""
     import msgspec
 
     from forebay.errors import ForebayError
@@ -43,6 +44,8 @@ def probe(question: bytes) -> dict[str, Any]:
         return found | {"error": str(error), "question": "model", "cause": cause_of(error)}
     if start.takes_prepared and (wrong := _try_prepare(start)):
         return found | {"error": wrong, "question": "model", "cause": "prepare"}
+    if wrong := _try_forward(model, start):
+        return found | {"error": wrong, "question": "model", "cause": "code"}
     for side in ("inputs", "outputs"):
         found[side] = [f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in getattr(model, side)]
     return found
@@ -59,6 +62,38 @@ def _try_prepare(start: Start) -> str | None:
         preparer.try_out(loading.load_prepare(start), mmap(-1, 1))
     except ForebayError as error:
         return str(error)
+    return None
+
+
+def _try_forward(model: Model, start: Start) -> str | None:
+    """Run the smallest batches of a replica's warm-up, and its self-check; return what would stop the start.
+
+    Nothing is compiled and large batches do not run: those take as long as the start itself.
+    """
+    from mmap import mmap
+
+    import msgspec
+
+    from forebay.errors import ForebayError
+    from forebay.inference.devices import open_device
+    from forebay.inference.loading import where
+    from forebay.inference.runner import Runner
+    from forebay.inference.selfcheck import self_check
+    from forebay.inference.warmup import warm_up
+
+    precision = "fp32" if start.precision == "auto" else start.precision
+    plain = msgspec.structs.replace(start, compile="none", precision=precision, input_bytes=sys.maxsize)
+    first = msgspec.structs.replace(plain, max_batch_size=min(start.max_batch_size, 2), sizes=sorted(start.sizes)[:1])
+    try:
+        device = open_device(start.device, start.memory_fraction)
+        runner = Runner(model, device, plain, mmap(-1, 1))
+        warm_up(runner, model, device, first)
+        if start.self_check:
+            self_check(runner, model, plain, device.tolerance(precision))
+    except ForebayError as error:
+        return str(error)
+    except Exception as error:
+        return f"the model failed its warm-up: {where(error)}"
     return None
 
 

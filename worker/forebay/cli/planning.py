@@ -233,6 +233,8 @@ def advise(estimates: Sequence[Estimate], target: float | None = None) -> Advice
     least = min(few, key=lambda one: one.p99)
     best = min((one for one in few if one.p99 <= least.p99 * TOLERANCE), key=_plainness)
     told = f"least p99 ({_ms(best.p99)}) of {len(few)} that keep up" if len(few) > 1 else "the only one that keeps up"
+    if best.lags_at_peaks:
+        told += ", though it lags at peaks"
     if fewest > min(estimate.candidate.servers for estimate in estimates):
         told += "; with fewer replicas none does"
     return Advice(best, told)

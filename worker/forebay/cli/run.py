@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from forebay.stream.share_consumer import Sharing
     from forebay.supervision.tether import Tether
 
+_SWITCH_SECONDS = 0.001
+"""What a thread beside a busy loop waits for the interpreter: the end of a transaction does so twice. Python's is 5 ms."""
+
 LEAVE_SECONDS = 20.0
 """What a worker may take, after its drain budget, to leave the group and end its replicas."""
 
@@ -121,6 +124,7 @@ def serve(
     gc.collect()
     gc.freeze()
     gc.disable()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         worker.run(until)
     finally:

@@ -226,11 +226,12 @@ class Pool:
                     self._became_ready(replica, message)
                 elif isinstance(message, Failed):
                     if replica.model not in self.signatures:
-                        raise ModelError(message.message)
+                        several = len({one.model for one in self._replicas}) > 1
+                        raise ModelError(f"model {replica.model}: {message.message}" if several else message.message)
                     self._lost(replica, now, message.message)
                     return
         except (EOFError, OSError) as error:
-            self._lost(replica, now, replica.transport.gone() or str(error) or "it hung up")
+            self._lost(replica, now, replica.transport.gone() or str((error.args or ["it hung up"])[-1]))
             return
         late = replica.late(now, self._limits.execution_timeout, self._limits.start_timeout)
         if late is not None:

@@ -144,8 +144,9 @@ def producer_config(kafka: Kafka, delivery: Delivery) -> dict[str, Any]:
             "transactional.id": delivery.transactional_id,
             "transaction.timeout.ms": delivery.transaction_timeout_ms,
             "message.timeout.ms": delivery.transaction_timeout_ms,
+            "delivery.report.only.error": True,  # a commit says that all were delivered, on a thread beside the loop's
             "retry.backoff.ms": 1,  # the client sleeps this long on CONCURRENT_TRANSACTIONS: 100 by default
-            "retry.backoff.max.ms": 20,
+            "retry.backoff.max.ms": 5,
         }
     return {**config, **_user_properties(kafka, _CONSUMER_ONLY)}
 

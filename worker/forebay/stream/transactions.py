@@ -1,9 +1,10 @@
 """The outbox of exactly-once mode: outcomes, dead letters and offsets commit in one Kafka transaction.
 
-A transaction begins when the model is done and lasts for produce and commit only. Outcomes arrive here in the order of
-their partition, so a transaction always covers a prefix and its offset says all. An abortable error is tried again
-with the same outcomes. Where the end is unknown the producer is replaced, which fences a late request of the old one,
-and the partitions are read again from the committed offsets: librdkafka lacks KIP-890.
+A transaction begins when the model is done and lasts for produce and commit only. It ends on a thread of its own, and
+what is finished meanwhile shares the next one. Outcomes arrive here in the order of their partition, so a transaction
+always covers a prefix and its offset says all. An abortable error is tried again with the same outcomes. Where the end
+is unknown the producer is replaced, which fences a late request of the old one, and the partitions are read again from
+the committed offsets: librdkafka lacks KIP-890.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from forebay import failpoints
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Outcome, Partition
 from forebay.stream.patience import Patience
+from forebay.stream.refusals import Refusals
 from forebay.stream.results import Encoder
-from forebay.stream.verdicts import Verdict, amend, verdict_on
 from forebay.watchdog import leave_within
 
 _GROUP = {
@@ -32,7 +33,8 @@ _GROUP = {
 }
 _FENCED = {ck.KafkaError._FENCED, ck.KafkaError.PRODUCER_FENCED, ck.KafkaError.INVALID_PRODUCER_EPOCH}
 _MOST_OUTCOMES = 10_000
-_BAD_TOPIC_SECONDS = 60.0
+_PATIENCE = 2.5  # times `transaction.timeout.ms` until a commit is given up: the client's two calls take one each
+_LOOK_SECONDS = 0.1
 _START_SECONDS = 30.0
 _BEGIN_SECONDS = 2.0
 
@@ -57,10 +59,9 @@ class TransactionalOutbox:
         self._has_begun = self._is_in_doubt = False
         self._logger: logging.Logger | None = None
         self._waiting: list[Outcome] = []
-        self._refused: list[tuple[Outcome, Verdict, str]] = []
-        self._verdicts: dict[tuple[str, int, int], tuple[Verdict, str]] = {}
-        self._bad_topics: dict[str, tuple[float, str]] = {}
-        self._alone = 0
+        self._ending: list[Outcome] = []  # the first of those that wait, while their transaction ends
+        self._closed: list[Outcome] = []
+        self._refusals = Refusals(encoder)
         self._now = self._again_at = self._began = 0.0
         self._committed: dict[Partition, int] = {}
         self._pause = 0.1
@@ -97,50 +98,58 @@ class TransactionalOutbox:
     def send(self, outcome: Outcome, now: float) -> None:
         """Let an outcome wait for the next transaction."""
         self.unacknowledged += 1
-        record = outcome.record
-        known = self._verdicts.get((record.topic, record.partition, record.offset))
-        bad = self._bad_topics.get(outcome.topic)
-        limit = self.limits.get(outcome.topic)
-        if known is not None:
-            amend(outcome, *known, self._encoder)
-        elif bad is not None and now < bad[0]:
-            amend(outcome, Verdict.NO_SUCH_TOPIC, bad[1], self._encoder)
-        elif outcome.failure is None and limit is not None and len(outcome.value) > limit - 1024:
-            amend(outcome, Verdict.TOO_LARGE, "", self._encoder)
+        self._refusals.foresee(outcome, self.limits.get(outcome.topic), now)
         self._waiting.append(outcome)
 
     def serve(self, now: float, wait: float = 0.0) -> list[Outcome]:
-        """Commit what waits in one transaction; return the outcomes that are safe since."""
-        if not self.is_ready:
-            return []
+        """Let the transaction end that is under way, and begin the next; return the outcomes that are safe since."""
+        if self._ending:
+            self._end(now)
+        if not self._ending and self.is_ready:
+            self._begin(now, wait)
+        closed, self._closed = self._closed, []
+        return closed
+
+    def _begin(self, now: float, wait: float) -> None:
+        """Begin a transaction with what waits."""
         if not self._waiting:
             self.trouble = None  # what failed was dropped with its partitions
-            self._client.poll(wait)
-            return []
-        if now < self._again_at:
-            self._client.poll(0)
-            return []
+        if not self._waiting or now < self._again_at:
+            self._client.poll(0 if self._waiting else wait)
+            return
         self._now = now
         self._began = time.perf_counter()
-        chosen = self._waiting[: 1 if self._alone else _MOST_OUTCOMES]
+        self._ending = self._waiting[: 1 if self._refusals.alone else _MOST_OUTCOMES]
+        self._refusals.begin()
         try:
-            with leave_within(self._timeout * 3, KafkaFatalError.exit_code):
-                self._transact(chosen)
+            commit = self._transact(self._ending)
         except ck.KafkaException as error:
             self._failed(error.args[0], now)
-            return []
-        self.settled_in.append(time.perf_counter() - self._began)
+        else:
+            self._patience.begin(commit, self._timeout * _PATIENCE)
+
+    def _end(self, now: float, wait: float = 0.0) -> None:
+        """Take in that a transaction has ended, if it has."""
+        try:
+            if not self._patience.ended(wait):
+                return
+        except TimeoutError as error:
+            self._failed(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error)), now)
+            return
+        except ck.KafkaException as error:
+            self._failed(error.args[0], now)
+            return
+        self.settled_in.append(self._patience.value - self._began)
+        chosen, self._ending = self._ending, []
         del self._waiting[: len(chosen)]
-        self._alone = max(self._alone - 1, 0)
+        self._refusals.settled(chosen)
         self.unacknowledged -= len(chosen)
         for outcome in chosen:
             record = outcome.record
             self._committed[Partition(record.topic, record.partition)] = record.offset + 1
-            if self._verdicts:
-                self._verdicts.pop((record.topic, record.partition, record.offset), None)
         self.dead_letters += [o.failure.code for o in chosen if o.failure is not None and self._has_dead_letter(o)]
         self.trouble, self._pause = None, 0.1
-        return chosen
+        self._closed += chosen
 
     @property
     def is_refused(self) -> bool:
@@ -153,7 +162,9 @@ class TransactionalOutbox:
         return marks
 
     def forget(self, partitions: Iterable[Partition]) -> list[Outcome]:
-        """Drop what waits for partitions that were taken away."""
+        """Drop what waits for partitions that were taken away; a transaction that is under way ends first."""
+        while self._ending:
+            self._end(self._now, _LOOK_SECONDS)
         gone = set(partitions)
         dropped = [o for o in self._waiting if (o.record.topic, o.record.partition) in gone]
         self._waiting = [o for o in self._waiting if (o.record.topic, o.record.partition) not in gone]
@@ -166,10 +177,11 @@ class TransactionalOutbox:
         Never by the consumer: its commit could overtake a transaction's and move the group back.
         """
         self._began = time.perf_counter()
-        with leave_within(self._timeout * 3, KafkaFatalError.exit_code):
-            self._client.begin_transaction()
-            self._send_offsets(marks, notes)
-            self._client.commit_transaction(self._timeout)
+        self._client.begin_transaction()
+        try:
+            self._patience.call(self._commit_with(marks, notes), self._timeout * _PATIENCE)
+        except TimeoutError as error:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error))) from error
 
     def failed(self, error: ck.KafkaException, now: float) -> None:
         """Take in that `commit` failed."""
@@ -179,42 +191,34 @@ class TransactionalOutbox:
         """Drop the producer; a transaction that is open is fenced by the next start or times out."""
         self._client = None
 
-    def _transact(self, chosen: list[Outcome]) -> None:
-        client = self._client
+    def _transact(self, chosen: list[Outcome]) -> Callable[[], float]:
+        """Begin a transaction and fill it; return the call that commits it."""
         marks: dict[Partition, int] = {}
-        client.begin_transaction()
+        self._client.begin_transaction()
         for outcome in chosen:
             self._produce(outcome)
             record = outcome.record
             marks[Partition(record.topic, record.partition)] = record.offset + 1
-        notes = self.notes(marks)
         failpoints.hit("in_transaction")
-        self._send_offsets(marks, notes)
-        failpoints.hit("before_transaction_commit")
-        client.commit_transaction(self._timeout)
-        failpoints.hit("after_transaction_commit")
+        return self._commit_with(marks, self.notes(marks))
 
-    def _send_offsets(self, marks: Mapping[Partition, int], notes: Mapping[Partition, str]) -> None:
+    def _commit_with(self, marks: Mapping[Partition, int], notes: Mapping[Partition, str]) -> Callable[[], float]:
+        """Return the call that commits the transaction with these offsets; it returns when it was done."""
         offsets = [ck.TopicPartition(*place, mark, notes.get(place, "")) for place, mark in marks.items()]
-        send, member = self._client.send_offsets_to_transaction, self._group_metadata()
-        try:
-            self._patience.call(lambda: send(offsets, member, self._timeout), self._timeout * 1.5)
-        except TimeoutError as error:
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error))) from error
+        return functools.partial(_commit, self._client, offsets, self._group_metadata(), self._timeout)
 
     def _produce(self, outcome: Outcome) -> None:
         key, partition = outcome.id.encode(), -1 if outcome.partition is None else outcome.partition
         self._queue(outcome, outcome.topic, outcome.value, key, partition, outcome.headers)
         if self._has_dead_letter(outcome):
-            headers, record = self._encoder.dead_letter(outcome), outcome.record
-            value, place = record.value, (record.topic, record.partition, record.offset)
-            if place in self._verdicts and self._verdicts[place][0] is Verdict.LETTER_TOO_LARGE:
+            headers, value = self._encoder.dead_letter(outcome), outcome.record.value
+            if not self._refusals.takes_letter(outcome):
                 own = [pair for pair in headers or () if pair[0].startswith(("kafka_dlt-", "forebay-"))]
                 headers, value = [*own, ("forebay-value-left-out", b"too large for this topic")], None
-            self._queue(outcome, self._dead_letter_topic, value, record.key, -1, headers)
+            self._queue(outcome, self._dead_letter_topic, value, outcome.record.key, -1, headers)
 
     def _queue(self, outcome: Outcome, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
-        report = functools.partial(self._reported, outcome, topic)
+        report = functools.partial(self._reported, self._refusals.reports, outcome, topic)
         while True:
             try:
                 self._client.produce(topic, value, key, partition, report, headers=headers)
@@ -222,32 +226,17 @@ class TransactionalOutbox:
             except BufferError:
                 self._client.poll(0.05)
             except ck.KafkaException as error:
-                self._reported(outcome, topic, error.args[0], None)
+                report(error.args[0], None)
                 raise
 
     def _has_dead_letter(self, outcome: Outcome) -> bool:
         return outcome.failure is not None and self._encoder.dead_letter(outcome) is not None
 
-    def _reported(self, outcome: Outcome, topic: str, error: Any, message: Any) -> None:
+    def _reported(self, reports: list[Any], outcome: Outcome, topic: str, error: Any, message: Any) -> None:
+        """Take a delivery report; on the thread on which the transaction ends."""
         if error is not None:
             is_letter = topic == self._dead_letter_topic and topic != outcome.topic
-            verdict = verdict_on(error, outcome, self._encoder.output_topic, is_letter=is_letter)
-            if verdict is not None:
-                self._refused.append((outcome, verdict, error.str()))
-
-    def _amend_refused(self, together: int) -> None:
-        """Change what the brokers refused so that they take it; remember it, should the records be read again."""
-        large = {Verdict.TOO_LARGE, Verdict.LETTER_TOO_LARGE}
-        for outcome, verdict, why in self._refused:
-            if verdict in large and together > 1:
-                self._alone = together  # a topic that takes less than a batch refuses whole batches: try them alone
-                continue
-            record = outcome.record
-            self._verdicts[record.topic, record.partition, record.offset] = (verdict, why)
-            if verdict is Verdict.NO_SUCH_TOPIC:
-                self._bad_topics[outcome.topic] = (self._now + _BAD_TOPIC_SECONDS, why)
-            amend(outcome, verdict, why, self._encoder)
-        self._refused.clear()
+            self._refusals.report(reports, outcome, is_letter, error)
 
     def _failed(self, error: Any, now: float) -> None:
         """Decide what a failed transaction means; afterwards nothing of it is visible, or its end is looked up."""
@@ -259,14 +248,15 @@ class TransactionalOutbox:
                 f"one ({error.str()}); give each worker its own delivery.transactional_id"
             )
         # Fenced after so long it is by the coordinator, which has given the transaction up: nobody else need be there.
-        refused, together = bool(self._refused), 1 if self._alone else min(len(self._waiting), _MOST_OUTCOMES)
+        refused, together = bool(self._refusals.reports), len(self._ending)
+        self._ending = []
         if refused or (error.txn_requires_abort() and error.code() != ck.KafkaError._TIMED_OUT):
             try:
                 self._client.abort_transaction(self._timeout)
             except ck.KafkaException:
                 # With a refused message in it, it was never committed: its outcomes may be sent again as they are.
                 self._replace_producer(rewind=not refused)
-            self._amend_refused(together)
+            self._refusals.heed(together, self._now)
             if refused:
                 self._again_at = now
             elif error.code() in _GROUP:
@@ -298,3 +288,12 @@ class TransactionalOutbox:
         else:
             self._has_begun = True
             self.must_rewind, self._is_in_doubt = self.must_rewind or self._is_in_doubt, False
+
+
+def _commit(client: Any, offsets: list[Any], member: Any, seconds: float) -> float:
+    """Commit an open transaction with these offsets, on a thread of its own; return when it was done."""
+    client.send_offsets_to_transaction(offsets, member, seconds)
+    failpoints.hit("before_transaction_commit")
+    client.commit_transaction(seconds)
+    failpoints.hit("after_transaction_commit")
+    return time.perf_counter()

@@ -48,7 +48,8 @@ def build_request(
     packed = [pack(name, values) for name, values in inputs.items()]
     rows = {tensor.shape[0] for tensor in packed}
     if len(rows) > 1:
-        raise WireError(f"inputs differ in rows, their first dimension: {sorted(rows)}")
+        found = ", ".join(f"{tensor.name} {tensor.shape[0]}" for tensor in packed)
+        raise WireError(f"inputs differ in rows, their first dimension: {found}; one row is [[…]] or [value]")
     document: dict[str, Any] = {}
     if "id" in options:
         document["id"] = _checked_id(options["id"])

@@ -47,6 +47,8 @@ class Result:
     headers: Headers = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Array | list[bytes]:
+        if name not in self.outputs:
+            raise KeyError(f"no output {name!r}; there is {', '.join(self.outputs)}")
         return self.outputs[name]
 
     @property
