@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import torch
 from torch import nn
@@ -96,20 +95,6 @@ def test_weights_that_do_not_pass_are_not_written(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- the command
-
-
-def test_the_command_measures_in_processes_and_says_what_to_set() -> None:
-    done = invoke("--json", "--precision", "fp32,tf32", "--compile", "none", "--sparsity", "none")
-    assert done.exit_code == 0, done.output
-    told = orjson.loads(done.stdout)
-    assert [(one["precision"], one["verdict"][:8]) for one in told["candidates"]] == [
-        ("fp32", "adopted"), ("tf32", "not here"),
-    ]  # fmt: skip
-    assert told["candidates"][0]["speedup"] == 1.0
-    assert told["candidates"][0]["deviation"] == 0.0
-    assert told["adopted"] == {"precision": "fp32", "compile": "none"}
-    assert told["settings"] == "inference:\n  precision: fp32\n  compile: none\n"
-    assert told["device"] == "cpu"
 
 
 def test_a_candidate_that_ends_its_process_is_one_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

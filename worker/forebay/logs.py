@@ -39,7 +39,7 @@ class Seldom(logging.Filter):
 
 
 def configure(ops: Ops, **fields: str) -> None:
-    """Set up structlog and the standard library's logging, which carries the lines of the Kafka client and OpenTelemetry.
+    """Set up structlog and the standard library's logging: lines of the Kafka client and of OpenTelemetry.
 
     `fields` are in every line of every thread.
     """

@@ -108,8 +108,8 @@ def _mend(exporter: str) -> str:
         return _MEND
     if exporter == "otlp_proto_grpc":
         return (
-            "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and what sends that is not installed: set it to http/protobuf (with the "
-            "collector's port for HTTP, mostly 4318), or pip install opentelemetry-exporter-otlp-proto-grpc"
+            "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and what sends that is not installed: set it to http/protobuf, with "
+            "the collector's port for HTTP (mostly 4318), or pip install opentelemetry-exporter-otlp-proto-grpc"
         )
     if exporter == "none":
         return "ops.tracing is true and OTEL_TRACES_EXPORTER is none: remove one of them"

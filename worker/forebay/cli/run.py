@@ -17,7 +17,7 @@ from forebay.cli.options import Bootstrap, ConfigFile, SetValues, read_settings
 from forebay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.health import Health
     from forebay.records import Partition
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.supervision.tether import Tether
 
 _SWITCH_SECONDS = 0.001
-"""What a thread beside a busy loop waits for the interpreter: the end of a transaction does so twice. Python's is 5 ms."""
+"""What a thread beside a busy loop waits for the interpreter, as the end of a transaction does twice; else 5 ms."""
 
 LEAVE_SECONDS = 20.0
 """What a worker may take, after its drain budget, to leave the group and end its replicas."""
@@ -58,6 +58,7 @@ def run(
     """Run the worker until SIGTERM or Ctrl-C, which drain it; a second one leaves at once. SIGHUP reloads models."""
     from forebay.supervision.tether import tether_of_this_worker
 
+    hangups = _remember_hangups()
     tether = tether_of_this_worker()
     with tether.reporting() if tether is not None else nullcontext():
         settings = read_settings(config, set_values, {"kafka.bootstrap_servers": bootstrap_servers})
@@ -71,10 +72,10 @@ def run(
                 "would tell the end; stop the worker with SIGTERM, which drains it"
             )
         if devices is not None:
-            raise typer.Exit(_supervise(settings, devices))
+            raise typer.Exit(_supervise(settings, devices, hangups))
         search = [Path.cwd(), *([config.resolve().parent] if config is not None else [])]
         again = partial(read_settings, config, set_values, {"kafka.bootstrap_servers": bootstrap_servers})
-        serve(settings, search, until_end=until_end, tether=tether, read_again=again)
+        serve(settings, search, until_end=until_end, tether=tether, read_again=again, hangups=hangups)
 
 
 def serve(
@@ -84,10 +85,11 @@ def serve(
     until_end: bool,
     tether: Tether | None = None,
     read_again: Callable[[], Settings] | None = None,
+    hangups: Sequence[int] = (),
 ) -> None:
     """Run a worker with these settings in this process; `tether` leads to its supervisor, if it has one.
 
-    `read_again` reads the settings once more, for a reload.
+    `read_again` reads the settings once more, for a reload; `hangups` has the SIGHUPs that came before this one's own.
     """
     from forebay import failpoints, logs
     from forebay.assembly import build_rooms
@@ -116,6 +118,8 @@ def serve(
     if read_again is not None:
         worker.reloading.read = lambda: own(read_again())
     _install_signals(worker, leaves_at_once=tether is None)
+    if hangups:
+        worker.reloading.ask()
     if tether is not None:
         tether.tell(url=url)
         tether.watch()
@@ -177,7 +181,21 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     return limits, {Partition(*p): end for p, end in ends.items() if end > begins.get(p, 0)}
 
 
-def _supervise(settings: Settings, devices: str) -> int:
+def _remember_hangups() -> Sequence[int]:
+    """Let a SIGHUP that comes while the worker is built wait, in what this returns: left alone it ends the process."""
+    has_terminal = os.isatty(0)
+    came: list[int] = []
+
+    def on_hangup(number: int, _: object) -> None:
+        if has_terminal and not os.isatty(0):  # the terminal was closed, and nothing has begun
+            os._exit(128 + number)
+        came.append(number)
+
+    signal.signal(signal.SIGHUP, on_hangup)
+    return came
+
+
+def _supervise(settings: Settings, devices: str, hangups: Sequence[int] = ()) -> int:
     """Run one worker per device with this process's own arguments; return the worst exit code."""
     from forebay import logs
     from forebay.health import OpsServer
@@ -204,6 +222,8 @@ def _supervise(settings: Settings, devices: str) -> int:
     signal.signal(signal.SIGTERM, supervisor.on_signal)
     signal.signal(signal.SIGINT, supervisor.on_signal)
     signal.signal(signal.SIGHUP, on_hangup)
+    if hangups:
+        supervisor.on_signal(signal.SIGHUP, None)
     try:
         return supervisor.run()
     finally:

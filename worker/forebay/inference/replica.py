@@ -56,7 +56,10 @@ def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None)
     message = decode_to_replica(connection.recv_bytes())
     assert isinstance(message, Start)
     told, runner = (begin or begin_replica)(message, memory)
-    connection.send_bytes(encode(told))
+    try:
+        connection.send_bytes(encode(told))
+    except ConnectionError:  # the loop has gone while this loaded
+        return 0
     if runner is None:
         return 1
     inbox = Inbox(connection, partial(measure, runner) if isinstance(runner, Runner) else None)
