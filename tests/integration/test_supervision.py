@@ -100,14 +100,15 @@ def test_a_wrong_setting_ends_all_at_once_and_is_said_once(tmp_path: Path) -> No
     assert not any(worker.is_running for worker in scene.workers)
 
 
-def test_no_kafka_ends_all_at_the_start_and_is_tried_again_by_a_worker_that_had_run(tmp_path: Path) -> None:
+def test_no_kafka_ends_all_at_the_start(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "tether.tell(sentence='no broker answers')\nsys.exit(69)")
     with pytest.raises(KafkaUnavailableError, match="no broker answers"):
         scene.supervisor.run()
 
-    later = tmp_path / "later"
-    later.mkdir()
-    scene = Scene(later, "sys.exit({1: 75}.get(starts, 69 if starts < 6 else 0))")  # more often than it may die
+
+@pytest.mark.parametrize("code", [69, 78])
+def test_a_worker_that_had_run_tries_again_without_kafka_or_with_spoilt_settings(tmp_path: Path, code: int) -> None:
+    scene = Scene(tmp_path, f"sys.exit({{1: 75}}.get(starts, {code} if starts < 6 else 0))")  # more than it may die
     assert scene.supervisor.run() == 0
     assert scene.notes() == ["fake:0 start"] * 6 + ["fake:1 start"] * 6
 

@@ -12,6 +12,7 @@ from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import open_device
 from forebay.inference.rehearsal import rehearse
+from forebay.inference.warmup import WarmUp, with_fewer_threads
 from tests.unit.models import Greedy, Padded, Sums
 from tests.unit.test_accelerator import Wide
 from tests.unit.test_runner import Answers, Bench, ids, numbers, ordinary
@@ -183,3 +184,26 @@ def test_a_row_after_the_warm_up_is_nothing_new_to_the_example() -> None:
     bench = Bench(Sums())
     bench.warm_up()
     assert bench.run(numbers("a", 1)).floats("a") == [2]
+
+
+# ---------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    ("several", "one", "kept"),
+    [(0.010, 0.010, 1), (0.010, 0.0129, 1), (0.010, 0.014, 2), (0.010, 0.002, 1), (0.030, 0.001, 2)],
+)
+def test_a_small_model_keeps_one_thread_unless_several_are_clearly_faster(
+    several: float, one: float, kept: int
+) -> None:
+    def warm(seconds: float) -> WarmUp:
+        return WarmUp([(0, 1, seconds / 10), (0, 8, seconds)])
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = with_fewer_threads(warm(several), lambda: warm(one if torch.get_num_threads() == 1 else 9.0))
+        assert torch.get_num_threads() == kept
+        assert found.curve[-1][2] == (one if kept == 1 else several)
+    finally:
+        torch.set_num_threads(before)

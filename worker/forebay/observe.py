@@ -14,6 +14,7 @@ from forebay import precisions
 from forebay.batching.batcher import Batcher
 from forebay.breaker import MEND, Change
 from forebay.custody import Custody
+from forebay.failures import Failures
 from forebay.health import Health
 from forebay.inference.gain import COMPARED
 from forebay.inference.pool import Notice
@@ -55,7 +56,7 @@ class Observer:
         self._gauges_at = 0.0
         self._now = 0.0
         self._told: dict[str, float] = {}
-        self._failed: dict[str, int] = {}
+        self._failures = Failures()
         self._collected_at = 0.0
         self._curves: dict[str, int] = {}
         self._joining_since: float | None = None
@@ -68,7 +69,7 @@ class Observer:
             self._gauges_at = now
             self._joined_by_now(now)
             self._standstill.look(now, outbox, self._custody.closed, self._pool)
-            self._tell_failed(now)
+            self._failures.tell(now)
             if not gc.isenabled() and now - self._collected_at >= _COLLECT_EVERY:
                 self._collected_at = now
                 gc.collect()
@@ -89,19 +90,16 @@ class Observer:
         for bucket in batcher.curve.buckets:
             metrics.cap.labels(model, str(bucket)).set(batcher.caps.rows(bucket))
 
-    def _tell_failed(self, now: float) -> None:
-        """Log now and then how many requests ended in an error since the last time, by code; never each of them."""
-        if self._failed and now - self._told.get("requests_failed", -_SAME_EVENT_EVERY) >= _SAME_EVENT_EVERY:
-            self._told["requests_failed"] = now
-            _log.warning("requests_failed", **self._failed)
-            self._failed.clear()
-
     def _joined_by_now(self, now: float) -> None:
         """Call a member without partitions ready after a while: with the consumer protocol nothing tells it so."""
         if self._health.phase == "joining the group":
             self._joining_since = self._joining_since or now
             if now - self._joining_since > _UNASSIGNED_AFTER and "kafka" not in self._health.troubles:
                 self._health.phase = "serving"
+
+    def left(self) -> None:
+        """Note that nothing more will be answered."""
+        self._failures.tell(self._now, at_once=True)
 
     def serving(self) -> None:
         """Note that the group is being joined."""
@@ -229,8 +227,7 @@ class Observer:
                 model = outcome.model if outcome.model in self._health.models else "unknown"
                 self._metrics.requests.labels(model, outcome.failure.code.value).inc()
                 self._metrics.request_duration.observe(model, [now - outcome.arrived])
-                code = outcome.failure.code.value
-                self._failed[code] = self._failed.get(code, 0) + 1
+                self._failures.note(outcome)
         for model, durations in results.items():
             self._metrics.requests.labels(model, "ok").inc(len(durations))
             self._metrics.request_duration.observe(model, durations)

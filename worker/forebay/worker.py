@@ -289,6 +289,7 @@ class Worker:
     def _leave(self) -> None:
         """Leave the group and end the replicas; nothing is committed any more."""
         self._health.phase = "stopped"
+        self._observer.left()
         self._left = True
         with leave_within(_LEAVE_SECONDS, EXIT_INTERNAL if self._custody.requests else 0):
             self._consumer.close()

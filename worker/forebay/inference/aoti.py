@@ -91,7 +91,12 @@ class Packaged:
                 cache.forget_older(place, _KEPT_SECONDS)
                 self._compile(program, path)
             path.touch()
-        package: Callable[..., Any] = torch._inductor.aoti_load_package(str(path))
+            try:
+                package: Callable[..., Any] = torch._inductor.aoti_load_package(str(path))
+            except RuntimeError:  # it was damaged, or a library that it needs was replaced: it is a cache
+                path.unlink()
+                self._compile(program, path)
+                package = torch._inductor.aoti_load_package(str(path))
         self._compare(package, example)
         return package
 

@@ -36,7 +36,7 @@ from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
 from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.runner import Runner
 from forebay.inference.selfcheck import SelfCheck, self_check
-from forebay.inference.warmup import WarmUp, sizes, warm_up
+from forebay.inference.warmup import WarmUp, sizes, warm_up, with_fewer_threads
 
 EXIT_DEVICE_LOST = 75
 _PR_SET_PDEATHSIG = 1
@@ -139,6 +139,8 @@ def _prove(runner: Runner, model: Model, device: Device, start: Start) -> tuple[
     warm = warm_up(runner, model, device, start)
     if compiled is not None and compiled.record():
         warm.curve = warm_up(runner, model, device, start).curve
+    if compiled is None and device.name == "cpu" and start.threads is None and start.cpu_threads:
+        warm = with_fewer_threads(warm, lambda: warm_up(runner, model, device, start))
     checked = self_check(runner, model, start, device.tolerance(start.precision)) if start.self_check else None
     if compiled is not None:
         compiled.freeze()

@@ -7,8 +7,11 @@ fits. Imports torch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
+
+import torch
 
 from forebay.inference.declared import ContractError
 from forebay.inference.devices import Device, is_out_of_memory
@@ -20,6 +23,11 @@ from forebay.inference.runner import Runner, check_model_contract
 from forebay.inference.samples import cost_of, first_row, ragged_specs, repeated, size_of, with_lengths
 
 _RUNS = 3
+_SMALL_SECONDS = 0.02
+"""A full batch that takes longer is worth several threads on a CPU, and a second warm-up is not worth it."""
+
+_WORTH_THREADS = 1.3
+"""How much faster several threads have to be than one."""
 
 
 @dataclass(slots=True)
@@ -119,3 +127,21 @@ def _mend(model: Model, start: Start, error: Exception) -> str:
 
 def _of(bucket: int) -> str:
     return f" of {bucket} elements" if bucket else ""
+
+
+def with_fewer_threads(warm: WarmUp, again: Callable[[], WarmUp]) -> WarmUp:
+    """Return a small model's warm-up with one thread, which is kept, unless several do clearly better.
+
+    The threads of a small model wait for each other longer than they compute, and the more so the busier the cores are:
+    at the start they are idle as they never will be again. `again` warms up once more.
+    """
+    threads = torch.get_num_threads()
+    bucket, rows, seconds = max(warm.curve, key=lambda point: point[2], default=(0, 0, inf))
+    if threads == 1 or seconds > _SMALL_SECONDS:
+        return warm
+    torch.set_num_threads(1)
+    alone = again()
+    if min((point[2] for point in alone.curve if point[:2] == (bucket, rows)), default=inf) <= seconds * _WORTH_THREADS:
+        return alone
+    torch.set_num_threads(threads)
+    return warm

@@ -87,7 +87,10 @@ class Inference(Section):
         0, ge=0, description="processes per model that run prepare() before batching; 0: the replica runs it"
     )
     threads: int | None = Field(
-        None, ge=1, description="of a replica; default on a CPU: the cores divided by the replicas of all models"
+        None,
+        ge=1,
+        description="of a replica; default on a CPU: the cores divided by the replicas of all models, "
+        "or 1 where that is as good",
     )
     canary_interval_ms: int = Field(
         10_000,

@@ -32,6 +32,9 @@ _WINDOW_SECONDS = 600.0
 _BADNESS = (0, EXIT_DEVICE_LOST, EXIT_UNAVAILABLE, EXIT_INTERNAL, EXIT_USAGE, EXIT_CONFIG)
 """Exit codes from the harmless to the worst; another start helps less and less."""
 
+_FOR_GOOD = (EXIT_CONFIG, EXIT_USAGE, EXIT_UNAVAILABLE)
+"""What ends all where a worker has never run; one that has run once is tried again."""
+
 _log = logger("supervisor")
 
 
@@ -120,10 +123,10 @@ class Supervisor:
         told = {"device": worker.name, "how": ended_with(code), "why": worker.sentence}
         if code == 0 or self._deadline is not None:
             _log.info("worker_ended", **told)
-        elif code in (EXIT_CONFIG, EXIT_USAGE) or (code == EXIT_UNAVAILABLE and worker.launches == 1):
+        elif code in _FOR_GOOD and worker.launches == 1:
             _log.error("worker_failed", **told, next="every worker is drained: another start would fail alike")
             self._give_up(worker, code, now)
-        elif code == EXIT_UNAVAILABLE:  # Kafka is away: that says nothing about the worker
+        elif code in _FOR_GOOD:  # Kafka is away, or the settings were spoilt since: the others go on as they are
             worker.restart_at = now + self._patience.longest
             _log.warning("worker_lost", **told, again_in_seconds=self._patience.longest)
         else:
