@@ -108,7 +108,7 @@ def test_results_exit_with_1_if_fewer_come_than_were_asked_for(tools: Tools) -> 
 def test_request_prints_its_result_or_fails_with_1(tools: Tools) -> None:
     with responder(tools):
         (found,) = tools.lines("request", "--inputs", '{"x": [[1, 2]]}', "--id", "mine", "--timeout", "60")
-        assert found["outputs"] == {"x": {"datatype": "int64", "shape": [1, 2], "data": [[1, 2]]}}
+        assert found["outputs"] == {"x": {"datatype": "INT64", "shape": [1, 2], "data": [[1, 2]]}}
         assert found["key"] == "mine"
         (failed,) = tools.lines("request", "--inputs", '{"fail": [1]}', "--timeout", "60", code=1)
         assert failed["code"] == "model_error"

@@ -123,8 +123,7 @@ class Worker:
         self._outbox.start()
 
     def _turn(self) -> None:
-        now = self._clock()
-        received = self._receive(now)
+        received = self._receive(self._clock())
         now = self._clock()
         self._dispatch(now, draining=self._finish is not None and self._finish.has_read())
         self._collect(now, 0.0 if received else self._pace.for_replica(now))
@@ -146,9 +145,7 @@ class Worker:
         """Return how many requests may be read; bytes count until the outcome is acknowledged."""
         batch = self._settings.batch
         held = self._custody.bytes + (self._reception.prepared_bytes if self._pool.in_flight else 0)
-        if held >= batch.max_queue_bytes:
-            return 0
-        if self._outbox.unacknowledged > max(2 * batch.queue_size, _UNACKNOWLEDGED):
+        if held >= batch.max_queue_bytes or self._outbox.unacknowledged > max(2 * batch.queue_size, _UNACKNOWLEDGED):
             return 0
         waiting = self._dispatcher.waiting + self._custody.waiting
         return batch.queue_size - waiting - self._preparers.requests - self._pool.in_flight
@@ -275,9 +272,12 @@ class Worker:
             self._poll_while_draining()
             self._settle(self._clock())
             time.sleep(0.001)
-        if self._custody.requests:
-            self._committer.leave([partition for partition, _ in self._offsets])  # with what is finished ahead
-            _log.warning("drain_timeout", given_back=self._custody.requests)
+        if left := self._custody.requests:
+            given = {partition for partition, _ in self._offsets}
+            self._committer.leave(given)  # with what is finished ahead
+            self._custody.forget(given, self._outbox)  # when the transaction that is under way has ended
+            self._close_acknowledged(self._clock())
+            _log.warning("drain_timeout", given_back=left)
         _log.info("drained", seconds=round(self._clock() - began, 3))
 
     def _poll_while_draining(self) -> None:
