@@ -275,8 +275,9 @@ class Worker:
         if left := self._custody.requests:
             given = {partition for partition, _ in self._offsets}
             self._committer.leave(given)  # with what is finished ahead
-            self._custody.forget(given, self._outbox)  # when the transaction that is under way has ended
-            self._close_acknowledged(self._clock())
+            if self._outbox.unacknowledged:
+                self._custody.forget(given, self._outbox)  # when the transaction that is under way has ended
+                self._close_acknowledged(self._clock())
             _log.warning("drain_timeout", given_back=left)
         _log.info("drained", seconds=round(self._clock() - began, 3))
 
