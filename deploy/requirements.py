@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 EXAMPLE = "scikit-learn"
-CUDA = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)")
+CUDA = re.compile(r"(torch|torchao|torchvision|triton|nvidia-.*|cuda-.*)")
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==[^\s\\;]+(?:\s*;[^\\]+)?")
 
 

@@ -78,22 +78,27 @@ def committed_at_rest(job: Job) -> dict[tuple[str, int], int]:
     return seen[-1]
 
 
-@every_mode
-def test_connections_that_hang_for_longer_than_the_session_break_no_promise(
-    proxy: Proxy, job: Job, mode: dict[str, Any]
-) -> None:
-    """Half open: nothing is refused and nothing arrives; what hung is delivered late."""
+def expel(proxy: Proxy, job: Job, mode: dict[str, Any], hangs: Any, why: str) -> None:
+    """Let connections hang until the worker has lost its partitions, then heal them and check everything."""
     with Watch(job, promise_of(mode)) as watch:
         worker = job.start(**SIZES, **mode)
         job.await_answered(2_000)
-        proxy.freeze(network.everything)
+        proxy.freeze(hangs)
         worker.await_event("partitions_lost")
-        watch.fault("everything hangs", since_start=True)
+        watch.fault(why, since_start=True)
         proxy.heal()
         job.await_settled(300)
         worker.await_ready()
     repeated(watch.verify())
     assert worker.stop() == 0
+
+
+@every_mode
+def test_connections_that_hang_for_longer_than_the_session_break_no_promise(
+    proxy: Proxy, job: Job, mode: dict[str, Any]
+) -> None:
+    """Half open: nothing is refused and nothing arrives; what hung is delivered late."""
+    expel(proxy, job, mode, network.everything, "everything hangs")
 
 
 @every_mode
@@ -120,17 +125,7 @@ def test_a_consumer_that_is_cut_off_alone_loses_its_partitions_and_breaks_no_pro
     proxy: Proxy, job: Job, mode: dict[str, Any]
 ) -> None:
     """Outcomes still leave, and nothing can be committed: what left is repeated, or in a transaction refused."""
-    with Watch(job, promise_of(mode)) as watch:
-        worker = job.start(**SIZES, **mode)
-        job.await_answered(2_000)
-        proxy.freeze(network.consumers)
-        worker.await_event("partitions_lost")
-        watch.fault("the consumer hangs", since_start=True)
-        proxy.heal()
-        job.await_settled(300)
-        worker.await_ready()
-    repeated(watch.verify())
-    assert worker.stop() == 0
+    expel(proxy, job, mode, network.consumers, "the consumer hangs")
 
 
 @every_mode

@@ -159,7 +159,7 @@ def test_the_image_gets_the_pinned_versions_of_what_the_worker_depends_on() -> N
 def test_a_torch_of_ones_own_choice_lifts_the_pins_of_torch_and_cuda_only() -> None:
     wants, pins = _pip_lists("torch==2.11.0+cpu")
     assert "torch==2.11.0+cpu" in wants
-    assert not [pin for pin in pins if pin.startswith(("torch==", "nvidia-", "cuda-", "triton"))]
+    assert not [pin for pin in pins if pin.startswith(("torch", "nvidia-", "cuda-", "triton"))]
     assert [pin for pin in pins if pin.startswith("numpy==")]
 
 

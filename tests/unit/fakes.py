@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from forebay.inference.messages import Done, Mistake, Ready, Run, Skip, Spec, decode_to_replica, encode
+from forebay.inference.pool import Pool
+from forebay.inference.replicas import Finished
 from forebay.inference.staging import SlotSize
+from forebay.records import Batch, Reason
+from tests.unit.builders import request
 
 SIZE = SlotSize(4_096, 4_096)
 INPUT = Spec("x", "FP32", [-1, 1])
@@ -103,3 +108,21 @@ class FakeReplica:
                 unsound=told.get("unsound", ""),
             )
         )
+
+
+class PoolScene:
+    """A pool of fake replicas, with the clock and the batches' numbers in the test's hand."""
+
+    pool: Pool
+    numbers: Iterator[int]
+    now = 0.0
+
+    def collect(self, seconds: float = 0.0) -> list[Finished]:
+        self.now += seconds
+        return self.pool.collect(self.now)
+
+    def submit(self, *names: str) -> Batch:
+        requests = [request(name) for name in names]
+        batch = Batch(next(self.numbers), "model", requests, len(requests), Reason.IDLE, self.now)
+        self.pool.submit(batch, self.now)
+        return batch

@@ -16,10 +16,10 @@ from forebay.inference.replicas import Finished, Replica
 from forebay.inference.staging import Staging
 from forebay.records import Batch, Code, Reason, Request
 from tests.unit.builders import request
-from tests.unit.fakes import SIZE, FakeReplica
+from tests.unit.fakes import SIZE, FakeReplica, PoolScene
 
 
-class Scene:
+class Scene(PoolScene):
     """A pool of fakes and its time."""
 
     def __init__(self, replicas: int = 1, *, max_attempts: int = 3, max_restarts: int = 5, ready: bool = True) -> None:
@@ -30,23 +30,12 @@ class Scene:
             execution_timeout=30.0, start_timeout=60.0, max_attempts=max_attempts, max_restarts=max_restarts
         )
         self.pool = Pool(made, limits, count(100))
-        self.now = 0.0
         self.numbers = count(1)
         self.pool.launch(self.now)
         if ready:
             for fake in self.fakes:
                 fake.get_ready()
             self.collect()
-
-    def collect(self, seconds: float = 0.0) -> list[Finished]:
-        self.now += seconds
-        return self.pool.collect(self.now)
-
-    def submit(self, *names: str) -> Batch:
-        requests = [request(name) for name in names]
-        batch = Batch(next(self.numbers), "model", requests, len(requests), Reason.IDLE, self.now)
-        self.pool.submit(batch, self.now)
-        return batch
 
     def run_until_quiet(self, kills: Callable[[list[Request]], bool] = lambda _: False) -> dict[str, list[Any]]:
         """Play every replica; it dies on batches that `kills` picks. Returns the outcomes of each request."""

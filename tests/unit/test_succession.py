@@ -10,9 +10,8 @@ from forebay.inference.messages import Failed, Start
 from forebay.inference.pool import Limits, Pool
 from forebay.inference.replicas import Finished, Replica
 from forebay.inference.staging import Staging
-from forebay.records import Batch, Reason, Request
-from tests.unit.builders import request
-from tests.unit.fakes import SIZE, FakeReplica
+from forebay.records import Request
+from tests.unit.fakes import SIZE, FakeReplica, PoolScene
 
 LIMITS = Limits(execution_timeout=30.0, start_timeout=60.0, max_attempts=3, max_restarts=5)
 
@@ -22,29 +21,18 @@ def made(fakes: list[FakeReplica], version: str) -> list[Replica]:
     return [Replica(f"model-{n}", start, fake, Staging(SIZE, 2)) for n, fake in enumerate(fakes)]
 
 
-class Scene:
+class Scene(PoolScene):
     """A pool of version 1 that serves, and the successors that a test gives it."""
 
     def __init__(self, replicas: int = 1) -> None:
         self.old = [FakeReplica() for _ in range(replicas)]
         self.new: list[FakeReplica] = []
         self.pool = Pool(made(self.old, "1"), LIMITS, count(100))
-        self.now = 0.0
         self.numbers = count(1)
         self.pool.launch(self.now)
         for fake in self.old:
             fake.get_ready()
         self.collect()
-
-    def collect(self, seconds: float = 0.0) -> list[Finished]:
-        self.now += seconds
-        return self.pool.collect(self.now)
-
-    def submit(self, *names: str) -> Batch:
-        requests = [request(name) for name in names]
-        batch = Batch(next(self.numbers), "model", requests, len(requests), Reason.IDLE, self.now)
-        self.pool.submit(batch, self.now)
-        return batch
 
     def begin(self, replicas: int = 1, version: str = "2") -> list[FakeReplica]:
         self.new = [FakeReplica() for _ in range(replicas)]
