@@ -166,7 +166,8 @@ class Corridor(RuleBasedStateMachine):
     def _is_over(self) -> bool:
         logs = self.scene.broker.topics["requests"].partitions
         committed = [self.scene.broker.committed.get(Partition("requests", number), 0) for number in range(len(logs))]
-        return committed == list(map(len, logs)) and not self.scene.worker._custody.requests
+        answered = committed == list(map(len, logs)) and not self.scene.worker._custody.requests
+        return answered and not self.scene.pool.in_flight  # a replica may still have a request that was late
 
     def _what_is_open(self) -> str:
         worker, logs = self.scene.worker, self.scene.broker.topics["requests"].partitions

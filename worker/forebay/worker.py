@@ -161,7 +161,7 @@ class Worker:
 
     def _collect(self, now: float, wait: float) -> None:
         """Take finished batches from the replicas, which go on with the next, and send their outcomes."""
-        for finished in self._dispatcher.came_back(self._pool.collect(now, wait), self._custody, now):
+        for finished in self._dispatcher.came_back(self._pool.collect(now, wait), self._custody, self._clock()):
             self._deliver(finished)
         self._observer.notices()
 

@@ -53,7 +53,7 @@ class Gain:
 def compare(pool: Pool) -> None:
     """Leave a notice for each model with several replicas: what they do together, and what to set if that is little."""
     for model in pool.signatures:
-        replicas = pool.replicas(model)
+        replicas = list(pool.of(model))
         if any(replica.transport.descriptor() is None for replica in replicas):
             continue  # inline ones run one after the other anyway
         gain = gain_of(replicas, pool.curves.get(model, ()))

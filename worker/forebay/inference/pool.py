@@ -66,10 +66,6 @@ class Pool:
         """Return how many replicas (of a model) can take batches."""
         return sum(replica.state is State.READY and model in (None, replica.model) for replica in self._replicas)
 
-    def replicas(self, model: str) -> list[Replica]:
-        """Return the replicas of a model."""
-        return [replica for replica in self._replicas if replica.model == model]
-
     @property
     def in_flight(self) -> int:
         """Requests that were submitted and have not come back."""
