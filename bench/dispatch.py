@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from pathlib import Path
 import confluent_kafka as ck
 from rich.console import Console
 from rich.table import Table
-from rig import HERE, Topics, broker, make_topics, median, worker_command
+from rig import HERE, Topics, broker, environment, make_topics, median, worker_command
 from throughput import binary_requests
 
 from forebay.batching.policy import Policy
@@ -180,7 +179,7 @@ def worker(address: str, topics: Topics, mode: Mode) -> Iterator[str]:
     command = worker_command(address, topics, settings)
     if mode.program is not None:
         command = [sys.executable, mode.program, *command[3:]]
-    process = subprocess.Popen(command, cwd=HERE, env={**os.environ, "PYTHONPATH": str(HERE)})
+    process = subprocess.Popen(command, cwd=HERE, env=environment())
     try:
         yield f"127.0.0.1:{port}"
     finally:

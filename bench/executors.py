@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rig import HERE, Message, broker, fill, make_topics, median, rate, run, worker_command
+from rig import HERE, Message, broker, environment, fill, make_topics, median, rate, run, worker_command
 
 WANTED = 0.95
 NAIVE_THREADS = 4
@@ -131,16 +130,17 @@ def measure(address: str, case: Case, contestant: str, count: int) -> float:
     """Return the results per second of one contestant."""
     if contestant == "alone":
         command = [sys.executable, "bench/executors.py", "--alone", case.name, str(case.rows)]
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
         return float(
-            subprocess.run(command, cwd=HERE.parent, env=environment, check=True, capture_output=True, text=True).stdout
+            subprocess.run(
+                command, cwd=HERE.parent, env=environment(), check=True, capture_output=True, text=True
+            ).stdout
         )
     topics = make_topics(address)
     fill(address, topics.requests, requests(case, count))
     if contestant == "naive":
         command = [sys.executable, "bench/executors.py", "--naive", case.name, str(case.rows)]
         command += [address, topics.requests, topics.results, str(count)]
-        run([*_with_root(), *command], folder=HERE.parent)
+        run(command, folder=HERE.parent)
     else:
         settings: dict[str, object] = {
             "model.factory": case.factory,
@@ -151,10 +151,6 @@ def measure(address: str, case: Case, contestant: str, count: int) -> float:
         }
         run(worker_command(address, topics, settings, "--until-end"), folder=HERE.parent)
     return rate(address, topics.results, count)
-
-
-def _with_root() -> list[str]:
-    return ["env", f"PYTHONPATH={HERE}{os.pathsep}{HERE.parent}"]
 
 
 def compare(rounds: int, scale: float, only: list[str]) -> list[Row]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import uuid
 import confluent_kafka as ck
 from rich.console import Console
 from rich.table import Table
-from rig import HERE, Message, Topics, broker, make_topics, worker_command
+from rig import HERE, Message, Topics, broker, environment, make_topics, worker_command
 from throughput import binary_requests
 
 ADDED_MS = 3.0
@@ -56,16 +55,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with broker() as address:
         ours, bare = make_topics(address, 1), make_topics(address, 1)
         settings: dict[str, object] = {"model.factory": "models:Identity", "inference.threads": 1}
         contestants = [
-            subprocess.Popen(worker_command(address, ours, settings), cwd=HERE, env=environment),
+            subprocess.Popen(worker_command(address, ours, settings), cwd=HERE, env=environment()),
             subprocess.Popen(
                 [sys.executable, "bare.py", "echo", address, bare.requests, bare.results, "0"],
                 cwd=HERE,
-                env=environment,
+                env=environment(),
             ),
         ]
         try:

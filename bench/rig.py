@@ -87,11 +87,16 @@ def worker_command(address: str, topics: Topics, settings: dict[str, object], *o
     return command
 
 
+def environment() -> dict[str, str]:
+    """Return what a contestant runs in: it finds the models here and the tests' beside, and then what we find."""
+    paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def run(command: Sequence[str], timeout: float = 300.0, folder: Path = HERE) -> None:
     """Run a contestant to its end, in a folder; its exit must be clean."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with tempfile.TemporaryFile() as log:
-        result = subprocess.run(command, cwd=folder, env=environment, timeout=timeout, stderr=log, check=False)
+        result = subprocess.run(command, cwd=folder, env=environment(), timeout=timeout, stderr=log, check=False)
         if result.returncode:
             log.seek(0)
             raise SystemExit(f"{command[:5]} ended with {result.returncode}:\n{log.read().decode()[-3000:]}")

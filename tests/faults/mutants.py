@@ -13,13 +13,14 @@ from typing import Any
 
 from forebay.custody import Custody
 from forebay.records import Partition
-from forebay.stream import ahead, transactions
+from forebay.stream import ahead
 from forebay.stream.committer import Committer
 from forebay.stream.ledger import Ledger
 from forebay.stream.offsets import Offsets
 from forebay.stream.order import Sequencer
 from forebay.stream.outbox import Outbox
 from forebay.stream.results import Encoder
+from forebay.stream.transaction import Transaction
 from forebay.stream.transactions import TransactionalOutbox
 from forebay.worker import Worker
 from tests.faults.history import Promise
@@ -156,14 +157,14 @@ def writes_a_dead_letter_and_no_error_result(patch: Patch) -> None:
         else:
             self._delivered(outcome, tries, None, None)
 
-    produced, queued = Outbox._produce, TransactionalOutbox._queue
+    produced, queued = Outbox._produce, Transaction._queue
 
-    def queue(self: TransactionalOutbox, outcome: Any, topic: str, *rest: Any) -> None:
-        if topic == self._dead_letter_topic or not self._has_dead_letter(outcome):
+    def queue(self: Transaction, outcome: Any, topic: str, *rest: Any) -> None:
+        if topic == self.terms.dead_letter_topic or not self.terms.has_dead_letter(outcome):
             queued(self, outcome, topic, *rest)
 
     patch.setattr(Outbox, "_produce", produce)
-    patch.setattr(TransactionalOutbox, "_queue", queue)
+    patch.setattr(Transaction, "_queue", queue)
 
 
 @mutant("V9", AT_LEAST_ONCE, EXACTLY_ONCE)
@@ -187,7 +188,7 @@ def writes_dead_letters_without_the_headers_of_their_requests(patch: Patch) -> N
 @mutant("V2", AT_LEAST_ONCE, EXACTLY_ONCE)
 def sends_every_tenth_outcome_twice(patch: Patch) -> None:
     """A retry on top of the client's own."""
-    produce, transact = Outbox._produce, TransactionalOutbox._produce
+    produce, transact = Outbox._produce, Transaction._produce
 
     def twice(self: Outbox, outcome: Any, tries: int = 0) -> None:
         if outcome.record.offset % 10 == 9:
@@ -195,12 +196,12 @@ def sends_every_tenth_outcome_twice(patch: Patch) -> None:
             produce(self, outcome, tries)
         produce(self, outcome, tries)
 
-    def twice_in_transaction(self: TransactionalOutbox, outcome: Any) -> None:
+    def twice_in_transaction(self: Transaction, outcome: Any) -> None:
         for _ in range(2 if outcome.record.offset % 10 == 9 else 1):
             transact(self, outcome)
 
     patch.setattr(Outbox, "_produce", twice)
-    patch.setattr(TransactionalOutbox, "_produce", twice_in_transaction)
+    patch.setattr(Transaction, "_produce", twice_in_transaction)
 
 
 @mutant("V4", AT_LEAST_ONCE, EXACTLY_ONCE)
@@ -340,11 +341,25 @@ def lets_results_leave_as_they_finish(patch: Patch) -> None:
 def leaves_the_offsets_out_of_the_transaction(patch: Patch) -> None:
     """The outcomes are atomic; what was read is not."""
 
-    def commit(client: Any, offsets: Any, member: Any, seconds: float) -> float:
-        client.commit_transaction(seconds)
-        return time.perf_counter()
+    run = Transaction.run
 
-    patch.setattr(transactions, "_commit", commit)
+    class WithoutOffsets:
+        """The client of a transaction whose offsets are not sent."""
+
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._client, name)
+
+        def send_offsets_to_transaction(self, *_: Any) -> None:
+            """Leave it out."""
+
+    def without(self: Transaction) -> float:
+        self.client = WithoutOffsets(self.client)
+        return run(self)
+
+    patch.setattr(Transaction, "run", without)
 
 
 @mutant("V6", EXACTLY_ONCE)
@@ -375,17 +390,17 @@ def takes_an_unknown_end_for_a_failure_and_sends_again(patch: Patch) -> None:
 @mutant("V7", EXACTLY_ONCE)
 def takes_an_unknown_end_for_a_success(patch: Patch) -> None:
     """The transaction that timed out was lost."""
-    commit = transactions._commit
+    run = Transaction.run
 
-    def committed(*arguments: Any) -> float:
+    def committed(self: Transaction) -> float:
         try:
-            return commit(*arguments)
+            return run(self)
         except Exception as error:
             if error.args[0].name() != "_TIMED_OUT":
                 raise
             return time.perf_counter()
 
-    patch.setattr(transactions, "_commit", committed)
+    patch.setattr(Transaction, "run", committed)
 
 
 @mutant("V13", AT_LEAST_ONCE, EXACTLY_ONCE)

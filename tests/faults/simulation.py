@@ -46,7 +46,13 @@ _REFUSALS = (ck.KafkaError.REQUEST_TIMED_OUT, ck.KafkaError.NOT_ENOUGH_REPLICAS,
 _ON_THE_WAY = ("after_receive", "after_submit", "before_produce", "after_produce")
 _SNAGS = {
     "at_least_once": (*_ON_THE_WAY, "before_commit", "after_commit"),
-    "exactly_once": (*_ON_THE_WAY, "in_transaction", "before_transaction_commit", "after_transaction_commit"),
+    "exactly_once": (
+        *_ON_THE_WAY,
+        "before_transaction_offsets",
+        "in_transaction",
+        "before_transaction_commit",
+        "after_transaction_commit",
+    ),
 }
 
 

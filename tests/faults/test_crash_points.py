@@ -30,7 +30,13 @@ MODES = {"at least once": AT_LEAST_ONCE, "exactly once": EXACTLY_ONCE}
 ON_THE_WAY = ("after_receive", "after_submit", "before_produce", "after_produce")
 PLACES = {
     "at least once": (*ON_THE_WAY, "before_commit", "after_commit"),
-    "exactly once": (*ON_THE_WAY, "in_transaction", "before_transaction_commit", "after_transaction_commit"),
+    "exactly once": (
+        *ON_THE_WAY,
+        "before_transaction_offsets",
+        "in_transaction",
+        "before_transaction_commit",
+        "after_transaction_commit",
+    ),
 }
 BETWEEN = {"at least once": ("before_commit",), "exactly once": ("before_transaction_commit",)}
 IN_A_REPLICA = ("replica_before_run", "replica_after_run")
@@ -115,12 +121,21 @@ def test_a_replica_that_dies_around_its_run_costs_nothing_but_time(job: Job, nam
     assert worker.events("replica_lost")
 
 
-@pytest.mark.parametrize("name", [pytest.param("at least once", marks=pytest.mark.long), "exactly once"])
-def test_a_worker_that_is_frozen_until_it_is_expelled_and_then_wakes_breaks_no_promise(job: Job, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param("at least once", "before_commit", marks=pytest.mark.long),
+        ("exactly once", "before_transaction_offsets"),
+        pytest.param("exactly once", "in_transaction", marks=pytest.mark.long),
+        pytest.param("exactly once", "before_transaction_commit", marks=pytest.mark.long),
+    ],
+)
+def test_a_worker_that_is_frozen_until_it_is_expelled_and_then_wakes_breaks_no_promise(
+    job: Job, name: str, place: str
+) -> None:
     """The zombie: it wakes behind its answers and before its commit, when its partitions are somebody else's."""
     mode = MODES[name]
     job.send(requests(2_000))
-    place = {"at least once": "before_commit", "exactly once": "in_transaction"}[name]
     with Watch(job, promise_of(mode)) as watch:
         zombie = job.start(failpoints=f"{place}=stop@4", **SIZES, **mode)
         eventually(lambda: is_stopped(zombie), "the worker freezes itself")

@@ -34,7 +34,12 @@ DRAWN = 20_000
 
 KINDS = {
     "at_least_once": ("died before_commit", "died after_commit", "an acknowledgement was lost"),
-    "exactly_once": ("died in_transaction", "died before_transaction_commit", "died after_transaction_commit"),
+    "exactly_once": (
+        "died before_transaction_offsets",
+        "died in_transaction",
+        "died before_transaction_commit",
+        "died after_transaction_commit",
+    ),
 }
 
 

@@ -91,7 +91,7 @@ def test_jars_that_are_here_are_used_without_a_word(environment: dict[str, str])
 def test_a_jar_that_was_cut_short_is_fetched_again(environment: dict[str, str], tmp_path: Path) -> None:
     """jgo writes in place: a download that was killed once left a torn jar that was trusted for ever."""
     _, complaint = ask(environment | {"CONTENT": "broken"}).communicate(timeout=60)
-    assert "Apache Kafka's jars cannot be fetched: the network went away" in complaint
+    assert "the jars of Apache Kafka 4.3.1 cannot be fetched: the network went away" in complaint
 
     assert ask(environment).communicate(timeout=60)[0].splitlines()[-1] == "2"
 

@@ -18,6 +18,14 @@ def test_a_topic_that_cannot_be_read_is_one_sentence_with_an_example(text: str) 
     assert str(result.exception).startswith("--topic takes NAME or NAME:PARTITIONS, for example requests:3")
 
 
+@pytest.mark.parametrize("text", ["", "3", "3.7", "3.6.2", "latest", "4.0.x", "-4.0.0", "4.0.0.1"])
+def test_a_version_that_cannot_be_run_is_one_sentence_with_an_example(text: str) -> None:
+    result = CliRunner().invoke(app, ["broker", "--kafka-version", text])
+
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith("--kafka-version takes 3.7.0 or later, for example 4.3.1, not ")
+
+
 def test_a_broker_that_is_not_started_has_no_address() -> None:
     with pytest.raises(KafkaUnavailableError, match="not started"):
         _ = EmbeddedKafka().bootstrap_servers

@@ -30,6 +30,7 @@ PLACES = (
     "after_produce",
     "before_commit",
     "after_commit",
+    "before_transaction_offsets",
     "in_transaction",
     "before_transaction_commit",
     "after_transaction_commit",

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from forebay.brokers import ports
-from forebay.brokers.jars import Announce, class_path, java
+from forebay.brokers.jars import KAFKA_VERSION, Announce, class_path, java
 from forebay.brokers.node import Node
 from forebay.brokers.ports import free_port
 from forebay.errors import ConfigError, KafkaUnavailableError, UsageError
@@ -35,7 +35,8 @@ class EmbeddedKafka:
     """One cluster of `brokers` nodes, numbered from 0, each a broker and a controller.
 
     `port` is the first broker's, the others follow; 0 takes free ones. Without `data_dir` the data live in a
-    temporary folder that goes with the cluster. `properties` are Kafka's own and override ours.
+    temporary folder that goes with the cluster. `properties` are Kafka's own and override ours. `version` may be any
+    Apache Kafka since 3.7.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class EmbeddedKafka:
         data_dir: Path | str | None = None,
         properties: Mapping[str, str] | None = None,
         announce: Announce = lambda line: None,
+        version: str = KAFKA_VERSION,
     ) -> None:
         self._brokers = brokers
         self._port = port
         self._data_dir = None if data_dir is None else Path(data_dir).expanduser().resolve()
         self._properties = dict(properties or {})
         self._announce = announce
+        self.version = version
         self._java: list[str] = []
         self._folder: Path | None = None
         self._nodes: list[Node] = []
@@ -69,7 +72,7 @@ class EmbeddedKafka:
             return self
         if self._brokers < 1:
             raise UsageError(f"a cluster needs at least one broker, not {self._brokers}")
-        jars = class_path(self._announce)
+        jars = class_path(self._announce, self.version)
         self._java = [str(java()), "-cp", os.pathsep.join(map(str, jars))]
         for attempt in range(1, _ATTEMPTS + 1):
             try:

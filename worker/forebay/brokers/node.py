@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from forebay.brokers import leash
-from forebay.brokers.properties import LOGGING, NodeAddress, as_text, server_properties
+from forebay.brokers.properties import LOGGING, LOGGING_3, NodeAddress, as_text, server_properties
 from forebay.errors import KafkaUnavailableError
 
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
@@ -58,6 +58,7 @@ class Node:
         properties = server_properties(self.address, cluster, self.folder, extra)
         self._settings.write_text(as_text(properties))
         (self.folder / "log4j2.properties").write_text(LOGGING)
+        (self.folder / "log4j.properties").write_text(LOGGING_3)
 
     def start(self, java: Sequence[str], cluster_id: str) -> None:
         """Start the JVM; returns at once, long before the broker answers. Formats the storage if it is new."""
@@ -119,7 +120,8 @@ class Node:
 
     @property
     def _logging(self) -> tuple[str, ...]:
-        return (f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}",)
+        new, old = self.folder / "log4j2.properties", self.folder / "log4j.properties"
+        return (f"-Dlog4j2.configurationFile={new}", f"-Dlog4j.configuration={old.as_uri()}")
 
     def _send(self, order: bytes) -> None:
         if self._leash is None:

@@ -91,3 +91,11 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
 """
 """Kafka's log settings (log4j 2): what a person needs to see and no more."""
+
+LOGGING_3 = """\
+log4j.rootLogger=WARN, console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %-5p %c{1}: %m%n
+"""
+"""The same for Kafka 3 (log4j 1)."""

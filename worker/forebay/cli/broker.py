@@ -43,17 +43,23 @@ def broker(
             "--topic", metavar="NAME[:PARTITIONS]", help="Create a topic; may be repeated.", show_default=False
         ),
     ] = None,
+    kafka_version: Annotated[
+        str | None,
+        typer.Option("--kafka-version", metavar="X.Y.Z", help="Another version, 3.7.0 or later.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a real Apache Kafka on this machine until Ctrl-C."""
     topics = dict(_read_topic(text) for text in topic or ())
+    version = _read_version(kafka_version)
     stop = _Stop()
     for number in STOP_SIGNALS:
         signal.signal(number, stop)
 
     from forebay.broker import EmbeddedKafka, to_stderr
 
-    with contextlib.suppress(KeyboardInterrupt), EmbeddedKafka(brokers, port, data_dir, announce=to_stderr) as kafka:
+    cluster = EmbeddedKafka(brokers, port, data_dir, announce=to_stderr, version=version)
+    with contextlib.suppress(KeyboardInterrupt), cluster as kafka:
         _create(kafka, topics)
         _greet(kafka, topics, data_dir, as_json)
         while len(kafka.java_pids()) == brokers:
@@ -89,6 +95,19 @@ def _read_topic(text: str) -> tuple[str, int]:
     return name, int(count)
 
 
+def _read_version(text: str | None) -> str:
+    from forebay.brokers.jars import KAFKA_VERSION, OLDEST_VERSION
+
+    if text is None:
+        return KAFKA_VERSION
+    parts = text.split(".")
+    if len(parts) == 3 and all(part.isascii() and part.isdigit() for part in parts):
+        oldest = [int(part) for part in OLDEST_VERSION.split(".")]
+        if [int(part) for part in parts] >= oldest:
+            return text
+    raise UsageError(f"--kafka-version takes {OLDEST_VERSION} or later, for example {KAFKA_VERSION}, not {text!r}")
+
+
 def _create(kafka: EmbeddedKafka, topics: dict[str, int]) -> None:
     from forebay.stream import admin
 
@@ -102,10 +121,8 @@ def _greet(kafka: EmbeddedKafka, topics: dict[str, int], data_dir: Path | None, 
         return
     from rich.console import Console
 
-    from forebay.brokers.jars import KAFKA_VERSION
-
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Apache Kafka {KAFKA_VERSION} is running: [bold]{kafka.bootstrap_servers}[/bold]")
+    console.print(f"Apache Kafka {kafka.version} is running: [bold]{kafka.bootstrap_servers}[/bold]")
     for name, count in topics.items():
         console.print(f"  topic {name}, {count} partition{'s' if count > 1 else ''}")
     kept = f"kept in {data_dir}" if data_dir else "deleted at the end"

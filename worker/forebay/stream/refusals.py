@@ -23,7 +23,6 @@ class Refusals:
         self._encoder = encoder
         self._verdicts: dict[tuple[str, int, int], tuple[Verdict, str]] = {}
         self._bad_topics: dict[str, tuple[float, str]] = {}
-        self.reports: list[Report] = []
         self.alone = 0
 
     def foresee(self, outcome: Outcome, limit: int | None, now: float) -> None:
@@ -38,20 +37,16 @@ class Refusals:
         elif outcome.failure is None and limit is not None and len(outcome.value) > limit - 1024:
             amend(outcome, Verdict.TOO_LARGE, "", self._encoder)
 
-    def begin(self) -> None:
-        """Begin with a transaction: a call that was given up may still report of the one before."""
-        self.reports = []
-
     def report(self, reports: list[Report], outcome: Outcome, is_letter: bool, error: Any) -> None:
         """Note what a delivery report says of an outcome, or of its dead letter, in a transaction's `reports`."""
         verdict = verdict_on(error, outcome, self._encoder.output_topic, is_letter=is_letter)
         if verdict is not None:
             reports.append((outcome, verdict, error.str()))
 
-    def heed(self, together: int, now: float) -> None:
-        """Change what the last transaction met so that the brokers take it; `together` were in it."""
+    def heed(self, reports: list[Report], together: int, now: float) -> None:
+        """Change what a transaction of `together` outcomes met so that the brokers take it."""
         large = {Verdict.TOO_LARGE, Verdict.LETTER_TOO_LARGE}
-        for outcome, verdict, why in self.reports:
+        for outcome, verdict, why in reports:
             if verdict in large and together > 1:
                 self.alone = together  # a topic that takes less than a batch refuses whole batches: try them alone
                 continue
@@ -60,7 +55,6 @@ class Refusals:
             if verdict is Verdict.NO_SUCH_TOPIC:
                 self._bad_topics[outcome.topic] = (now + _BAD_TOPIC_SECONDS, why)
             amend(outcome, verdict, why, self._encoder)
-        self.reports.clear()
 
     def settled(self, outcomes: list[Outcome]) -> None:
         """Take in that outcomes are committed."""

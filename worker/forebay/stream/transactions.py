@@ -9,7 +9,6 @@ the committed offsets: librdkafka lacks KIP-890.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +16,12 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from forebay import failpoints
 from forebay.errors import ConfigError, KafkaFatalError
-from forebay.records import Outcome, Partition
+from forebay.records import Outcome, Partition, Record
 from forebay.stream.patience import Patience
 from forebay.stream.refusals import Refusals
 from forebay.stream.results import Encoder
+from forebay.stream.transaction import Terms, Transaction
 from forebay.watchdog import leave_within
 
 _GROUP = {
@@ -50,8 +49,6 @@ class TransactionalOutbox:
         group_metadata: Callable[[], Any],
     ) -> None:
         self._config = config
-        self._encoder = encoder
-        self._dead_letter_topic = dead_letter_topic
         self._group_metadata = group_metadata
         self._timeout = config["transaction.timeout.ms"] / 1000
         self._patience = Patience()
@@ -59,9 +56,10 @@ class TransactionalOutbox:
         self._has_begun = self._is_in_doubt = False
         self._logger: logging.Logger | None = None
         self._waiting: list[Outcome] = []
-        self._ending: list[Outcome] = []  # the first of those that wait, while their transaction ends
+        self._ending: Transaction | None = None  # it has the first of those that wait
         self._closed: list[Outcome] = []
         self._refusals = Refusals(encoder)
+        self._terms = Terms(encoder, dead_letter_topic, self._refusals, self._timeout)
         self._now = self._again_at = self._began = 0.0
         self._committed: dict[Partition, int] = {}
         self._pause = 0.1
@@ -74,6 +72,7 @@ class TransactionalOutbox:
         self.settled_in: list[float] = []  # seconds of each transaction
         self.trouble: str | None = None
         self.must_rewind = False
+        self.keeps: Callable[[Record], bool] = lambda record: True
 
     def start(self, logger: logging.Logger | None = None) -> None:
         """Make the producer and fence an earlier life of this worker. Raises ConfigError, KafkaFatalError."""
@@ -119,19 +118,16 @@ class TransactionalOutbox:
             return
         self._now = now
         self._began = time.perf_counter()
-        self._ending = self._waiting[: 1 if self._refusals.alone else _MOST_OUTCOMES]
-        self._refusals.begin()
-        try:
-            commit = self._transact(self._ending)
-        except ck.KafkaException as error:
-            self._failed(error.args[0], now)
-        else:
-            self._patience.begin(commit, self._timeout * _PATIENCE)
+        chosen = self._waiting[: 1 if self._refusals.alone else _MOST_OUTCOMES]
+        marks = {Partition(o.record.topic, o.record.partition): o.record.offset + 1 for o in chosen}
+        self._ending = self._transaction(chosen, marks, self.notes(marks))
+        self._patience.begin(self._ending.run, self._timeout * _PATIENCE)
 
     def _end(self, now: float, wait: float = 0.0) -> None:
-        """Take in that a transaction has ended, if it has."""
+        """Take in that the transaction under way has ended, if it has."""
+        ended = self._ending
         try:
-            if not self._patience.ended(wait):
+            if ended is None or not self._patience.ended(wait):
                 return
         except TimeoutError as error:
             self._failed(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error)), now)
@@ -140,14 +136,15 @@ class TransactionalOutbox:
             self._failed(error.args[0], now)
             return
         self.settled_in.append(self._patience.value - self._began)
-        chosen, self._ending = self._ending, []
+        chosen, self._ending = ended.outcomes, None
         del self._waiting[: len(chosen)]
         self._refusals.settled(chosen)
         self.unacknowledged -= len(chosen)
         for outcome in chosen:
             record = outcome.record
             self._committed[Partition(record.topic, record.partition)] = record.offset + 1
-        self.dead_letters += [o.failure.code for o in chosen if o.failure is not None and self._has_dead_letter(o)]
+            if outcome.failure is not None and self._terms.has_dead_letter(outcome):
+                self.dead_letters.append(outcome.failure.code)
         self.trouble, self._pause = None, 0.1
         self._closed += chosen
 
@@ -177,9 +174,8 @@ class TransactionalOutbox:
         Never by the consumer: its commit could overtake a transaction's and move the group back.
         """
         self._began = time.perf_counter()
-        self._client.begin_transaction()
         try:
-            self._patience.call(self._commit_with(marks, notes), self._timeout * _PATIENCE)
+            self._patience.call(self._transaction([], marks, notes).run, self._timeout * _PATIENCE)
         except TimeoutError as error:
             raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error))) from error
 
@@ -191,52 +187,11 @@ class TransactionalOutbox:
         """Drop the producer; a transaction that is open is fenced by the next start or times out."""
         self._client = None
 
-    def _transact(self, chosen: list[Outcome]) -> Callable[[], float]:
-        """Begin a transaction and fill it; return the call that commits it."""
-        marks: dict[Partition, int] = {}
-        self._client.begin_transaction()
-        for outcome in chosen:
-            self._produce(outcome)
-            record = outcome.record
-            marks[Partition(record.topic, record.partition)] = record.offset + 1
-        failpoints.hit("in_transaction")
-        return self._commit_with(marks, self.notes(marks))
-
-    def _commit_with(self, marks: Mapping[Partition, int], notes: Mapping[Partition, str]) -> Callable[[], float]:
-        """Return the call that commits the transaction with these offsets; it returns when it was done."""
+    def _transaction(
+        self, outcomes: list[Outcome], marks: Mapping[Partition, int], notes: Mapping[Partition, str]
+    ) -> Transaction:
         offsets = [ck.TopicPartition(*place, mark, notes.get(place, "")) for place, mark in marks.items()]
-        return functools.partial(_commit, self._client, offsets, self._group_metadata(), self._timeout)
-
-    def _produce(self, outcome: Outcome) -> None:
-        key, partition = outcome.id.encode(), -1 if outcome.partition is None else outcome.partition
-        self._queue(outcome, outcome.topic, outcome.value, key, partition, outcome.headers)
-        if self._has_dead_letter(outcome):
-            headers, value = self._encoder.dead_letter(outcome), outcome.record.value
-            if not self._refusals.takes_letter(outcome):
-                own = [pair for pair in headers or () if pair[0].startswith(("kafka_dlt-", "forebay-"))]
-                headers, value = [*own, ("forebay-value-left-out", b"too large for this topic")], None
-            self._queue(outcome, self._dead_letter_topic, value, outcome.record.key, -1, headers)
-
-    def _queue(self, outcome: Outcome, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
-        report = functools.partial(self._reported, self._refusals.reports, outcome, topic)
-        while True:
-            try:
-                self._client.produce(topic, value, key, partition, report, headers=headers)
-                return
-            except BufferError:
-                self._client.poll(0.05)
-            except ck.KafkaException as error:
-                report(error.args[0], None)
-                raise
-
-    def _has_dead_letter(self, outcome: Outcome) -> bool:
-        return outcome.failure is not None and self._encoder.dead_letter(outcome) is not None
-
-    def _reported(self, reports: list[Any], outcome: Outcome, topic: str, error: Any, message: Any) -> None:
-        """Take a delivery report; on the thread on which the transaction ends."""
-        if error is not None:
-            is_letter = topic == self._dead_letter_topic and topic != outcome.topic
-            self._refusals.report(reports, outcome, is_letter, error)
+        return Transaction(self._client, outcomes, offsets, self._group_metadata(), self._terms)
 
     def _failed(self, error: Any, now: float) -> None:
         """Decide what a failed transaction means; afterwards nothing of it is visible, or its end is looked up."""
@@ -248,15 +203,16 @@ class TransactionalOutbox:
                 f"one ({error.str()}); give each worker its own delivery.transactional_id"
             )
         # Fenced after so long it is by the coordinator, which has given the transaction up: nobody else need be there.
-        refused, together = bool(self._refusals.reports), len(self._ending)
-        self._ending = []
+        ended, self._ending = self._ending, None
+        refused = ended is not None and bool(ended.reports)
         if refused or (error.txn_requires_abort() and error.code() != ck.KafkaError._TIMED_OUT):
             try:
                 self._client.abort_transaction(self._timeout)
             except ck.KafkaException:
                 # With a refused message in it, it was never committed: its outcomes may be sent again as they are.
                 self._replace_producer(rewind=not refused)
-            self._refusals.heed(together, self._now)
+            if ended is not None:
+                self._refusals.heed(ended.reports, len(ended.outcomes), self._now)
             if refused:
                 self._again_at = now
             elif error.code() in _GROUP:
@@ -288,12 +244,3 @@ class TransactionalOutbox:
         else:
             self._has_begun = True
             self.must_rewind, self._is_in_doubt = self.must_rewind or self._is_in_doubt, False
-
-
-def _commit(client: Any, offsets: list[Any], member: Any, seconds: float) -> float:
-    """Commit an open transaction with these offsets, on a thread of its own; return when it was done."""
-    client.send_offsets_to_transaction(offsets, member, seconds)
-    failpoints.hit("before_transaction_commit")
-    client.commit_transaction(seconds)
-    failpoints.hit("after_transaction_commit")
-    return time.perf_counter()

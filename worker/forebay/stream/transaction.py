@@ -1,0 +1,89 @@
+"""One transaction: the offsets first, then outcomes and dead letters, then its commit; on a thread beside the loop's.
+
+The offsets go first because of what the client does where the broker is still ending the transaction before this one:
+it asks again after `retry.backoff.ms` for offsets, and after a fixed 20 ms for the partitions of outcomes. All that a
+transaction needs it was given: where it is given up, it goes on by itself with its own client, which is fenced by then.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import confluent_kafka as ck
+
+from forebay import failpoints
+from forebay.records import Outcome
+from forebay.stream.refusals import Refusals, Report
+from forebay.stream.results import Encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the transactions of an outbox have in common; a call of the client may take `seconds`."""
+
+    encoder: Encoder
+    dead_letter_topic: str
+    refusals: Refusals
+    seconds: float
+
+    def has_dead_letter(self, outcome: Outcome) -> bool:
+        """Whether a dead letter goes with the outcome."""
+        return outcome.failure is not None and self.encoder.dead_letter(outcome) is not None
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What one transaction commits: outcomes, and offsets with the `member` of the group whose they are."""
+
+    client: Any
+    outcomes: list[Outcome]
+    offsets: list[Any]
+    member: Any
+    terms: Terms
+    reports: list[Report] = field(default_factory=list)
+    """What brokers have refused of it."""
+
+    def run(self) -> float:
+        """Begin it, fill it and commit it; return when that was done. Raises KafkaException."""
+        client, seconds = self.client, self.terms.seconds
+        client.begin_transaction()
+        failpoints.hit("before_transaction_offsets")
+        client.send_offsets_to_transaction(self.offsets, self.member, seconds)
+        failpoints.hit("in_transaction")
+        for outcome in self.outcomes:
+            self._produce(outcome)
+        failpoints.hit("before_transaction_commit")
+        client.commit_transaction(seconds)
+        failpoints.hit("after_transaction_commit")
+        return time.perf_counter()
+
+    def _produce(self, outcome: Outcome) -> None:
+        key, partition = outcome.id.encode(), -1 if outcome.partition is None else outcome.partition
+        self._queue(outcome, outcome.topic, outcome.value, key, partition, outcome.headers)
+        if self.terms.has_dead_letter(outcome):
+            headers, value = self.terms.encoder.dead_letter(outcome), outcome.record.value
+            if not self.terms.refusals.takes_letter(outcome):
+                own = [pair for pair in headers or () if pair[0].startswith(("kafka_dlt-", "forebay-"))]
+                headers, value = [*own, ("forebay-value-left-out", b"too large for this topic")], None
+            self._queue(outcome, self.terms.dead_letter_topic, value, outcome.record.key, -1, headers)
+
+    def _queue(self, outcome: Outcome, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
+        report = functools.partial(self._reported, outcome, topic)
+        while True:
+            try:
+                self.client.produce(topic, value, key, partition, report, headers=headers)
+                return
+            except BufferError:
+                self.client.poll(0.05)
+            except ck.KafkaException as error:
+                report(error.args[0], None)
+                raise
+
+    def _reported(self, outcome: Outcome, topic: str, error: Any, message: Any) -> None:
+        """Take a delivery report."""
+        if error is not None:
+            is_letter = topic == self.terms.dead_letter_topic and topic != outcome.topic
+            self.terms.refusals.report(self.reports, outcome, is_letter, error)
