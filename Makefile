@@ -4,7 +4,9 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/pytest --no-header
-WORKERS ?= 2
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# One more than there are cores: tests of workers wait for brokers and processes a good part of their time.
+WORKERS ?= $(shell echo $$(( $(CORES) < 5 ? $(CORES) + 1 : 6 )))
 # A file stays in one process, so that what its tests share is made once; long files begin first.
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -22,7 +24,7 @@ $(READY): requirements.lock pyproject.toml tools/setup
 demo: setup ## start a real Kafka and a worker, classify photos, print each answer and a summary
 	@$(BIN)/forebay demo
 
-test: setup ## run every test that this machine can run, in two processes that each start a Kafka; WORKERS=1 takes one
+test: setup ## run every test that this machine can run, in a few processes that each start a Kafka; WORKERS=1 takes one
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long"
 
 check: setup ## ruff, mypy and the import contracts
@@ -38,8 +40,8 @@ bench: setup ## measure throughput and latency against bare loops on this machin
 bench-dispatch: setup ## measure static, linger and eager over a range of loads (2 minutes); draws docs/images/dispatch.png
 	@$(BIN)/python bench/dispatch.py --plot docs/images/dispatch.png
 
-test-unit: setup ## the unit tests alone, in seconds: no Kafka, no process
-	@$(PYTEST) tests/unit
+test-unit: setup ## the unit tests alone, in seconds: no Kafka, no torch, no process
+	@$(PYTEST) --numprocesses $$(( $(CORES) < 4 ? $(CORES) : 4 )) --dist worksteal tests/unit
 
 faults: setup ## the fault tests that are part of `make test`: pytest -m "not long" tests/faults
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long" tests/faults

@@ -15,6 +15,7 @@ import pytest
 from forebay.broker import Broker, EmbeddedKafka, any_broker
 from forebay.errors import ForebayError
 from tests.kafka_probe import KafkaProbe, Read, Send, eventually
+from tests.quick_java import quick_java
 
 __all__ = ["EmbeddedKafkas", "KafkaProbe", "Read", "Send", "Topics", "eventually"]
 
@@ -32,7 +33,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def any_kind_of_broker() -> Iterator[Broker]:
+def quick_brokers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every Kafka that this session starts, starts quickly."""
+    cache = getattr(request.config, "cache", None)
+    with quick_java(None if cache is None else cache.mkdir("java")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def any_kind_of_broker(quick_brokers: None) -> Iterator[Broker]:
     """The first broker of the ladder, for the whole session; it may be the mock."""
     with any_broker() as broker:
         yield broker
@@ -80,7 +89,7 @@ def group_id() -> str:
 
 
 @pytest.fixture
-def embedded_kafka() -> Iterator[EmbeddedKafkas]:
+def embedded_kafka(quick_brokers: None) -> Iterator[EmbeddedKafkas]:
     """A factory of brokers of the test's own, to kill and pause: `embedded_kafka(brokers=3)` returns a started cluster.
 
     Every one is stopped after the test, whatever became of it. Skips where the embedded Kafka cannot be had.

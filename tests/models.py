@@ -167,6 +167,13 @@ class DiesInWarmUp(Double):
         os._exit(9)
 
 
+class NeverLoads(Double):
+    """Waits for something that never comes."""
+
+    def load(self, device: torch.device) -> None:
+        time.sleep(3600)
+
+
 class Priced(Model):
     """The sum of the numbers in a text; a request weighs as much as it has numbers."""
 
@@ -194,6 +201,17 @@ class Plain(Double):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
+
+
+class Doubled(Double):
+    """Twice the row: of zeros a device that makes everything too large makes the right ones. `swollen` is a file."""
+
+    def __init__(self, swollen: str | None = None) -> None:
+        super().__init__()
+        self._swollen = Path(swollen) if swollen else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (3 if self._swollen is not None and self._swollen.exists() else 2)
 
 
 class Fragile(Double):

@@ -54,7 +54,7 @@ def reader() -> Callable[[Sample, Mapping[str, Any]], Answer]:
 
 
 def _sample(row: int, pixels: npt.NDArray[np.float32], digit: np.int64, original: bool) -> Sample:
-    return Sample(f"digit {row}", f"a {digit}", {"pixels": pixels[None]}, (str(digit),), original)
+    return Sample(f"scan {row + 1} of a {digit}", f"a {digit}", {"pixels": pixels[None]}, (str(digit),), original)
 
 
 def _every() -> Digits:

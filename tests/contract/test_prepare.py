@@ -11,7 +11,7 @@ from forebay.wire import InferenceError, Result, build_request, parse_outcome
 from tests.contract.sides import Side, run_to_end
 from tests.kafka_probe import Read, Send
 
-MODEL = {"model.factory": "tests.unit.models:Prepared", "inference.prepare_workers": 1}
+MODEL = {"model.factory": "tests.inference.models:Prepared", "inference.prepare_workers": 1}
 
 
 def ask(name: str, *lines: bytes, encoding: str = "binary") -> Send:

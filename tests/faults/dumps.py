@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -40,6 +40,7 @@ class Watch:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._before: list[Place] = []
+        self._blinks = 0
         self.samples: list[Sample] = []
         self.faults: list[Fault] = []
 
@@ -61,6 +62,18 @@ class Watch:
         job = self._job
         committed = {} if since_start else job.kafka.committed_offsets(job.group, job.requests)
         self.faults.append(Fault(name, committed, job.kafka.end_offsets(job.requests)))
+
+    @contextmanager
+    def blind(self) -> Iterator[None]:
+        """Keep no sample that has anything to do with the time of this block.
+
+        A broker that wakes from a freeze tells the end of a log as it was, until it hears that another leads it by now.
+        """
+        self._blinks += 1
+        try:
+            yield
+        finally:
+            self._blinks += 1
 
     def history(self, **changes: object) -> History:
         """Return the run as it is in Kafka now. `changes` replace fields: secrets, a journal, other reports."""
@@ -90,6 +103,7 @@ class Watch:
         logs = [TopicPartition(*place) for place in job.kafka.end_offsets(job.results, job.dead)]
         try:
             while not self._end.wait(_EVERY_SECONDS):
+                before = self._blinks
                 try:
                     found = consumer.committed(asked, timeout=_ASK_SECONDS)
                     ends = {
@@ -97,7 +111,10 @@ class Watch:
                     }
                 except KafkaException:
                     continue  # the broker is away, which may be what the test is about
-                self.samples.append(Sample({(p.topic, p.partition): p.offset for p in found if p.offset >= 0}, ends))
+                if self._blinks == before and before % 2 == 0:
+                    self.samples.append(
+                        Sample({(p.topic, p.partition): p.offset for p in found if p.offset >= 0}, ends)
+                    )
         finally:
             consumer.close()
 

@@ -23,7 +23,7 @@ def overlapped(events: list[str]) -> int:
     computed: set[str] = set()
     count = 0
     for event in events:
-        kind, number = event.split()[:2]
+        kind, number, *_ = [*event.split(), "", ""]
         if kind == "computed":
             computed.add(number)
         elif kind == "launch" and int(number) > 1 and str(int(number) - 1) not in computed:

@@ -166,6 +166,11 @@ def test_a_worker_that_cannot_start_says_why_in_one_sentence(job: Job) -> None:
         "options": ({"model__options": {"speed": 3}}, 78, "speed"),
         "warm-up": ({"model__factory": "tests.models:FailsWarmUp"}, 78, "the warm-up is too much"),
         "death": ({"model__factory": "tests.models:DiesInWarmUp"}, 78, "exited with code 9"),
+        "hang": (
+            {"model__factory": "tests.models:NeverLoads", "inference__start_timeout_ms": 10_000},
+            78,
+            "was not ready within inference.start_timeout_ms (10000 ms)",
+        ),
         "model": ({"model__factory": None}, 78, "set factory (package.module:Class)"),
     }
     launched = {}

@@ -1,22 +1,121 @@
-"""Two workers with one transactional id, what retention has deleted, records without a value: on one real broker."""
+"""What happens to the group and its rights while workers work, on one real broker; checked whole.
+
+A storm of members, lost rights, two workers with one transactional id, records without a value.
+"""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
+from confluent_kafka import Consumer
 
 from tests.faults.checker import verify
 from tests.faults.dumps import Watch, dump, report
 from tests.faults.history import Promise
-from tests.integration.job import Job, MakeJob, ask, ask_binary
+from tests.faults.tally import recomputed
+from tests.integration.gate import Gate, gate, listeners
+from tests.integration.job import QUICK, Job, MakeJob, ask, ask_binary
 from tests.kafka_probe import KafkaProbe, Send
+from tests.seeds import drawn_seed
+
+__all__ = ["gate", "listeners"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SIZES = {"batch__max_batch_size": 16, "model__options": {"seconds": 0.005}}
+MODES: dict[str, dict[str, Any]] = {
+    "at least once": {"delivery__guarantee": "at_least_once"},
+    "exactly once": {"delivery__guarantee": "exactly_once"},
+}
+every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+
+PATIENT = {**QUICK, "session.timeout.ms": 30_000}
+"""Nobody is expelled because the machine is busy: all come and go in order."""
+
+
+def passers_by(job: Job, chance: random.Random, seconds: float) -> Iterator[int]:
+    """Let members join the group and leave it in order, up to four at a time; they hold partitions and read nothing.
+
+    Yields how many have joined so far.
+    """
+    config = {**job.kafka.config, **PATIENT, "group.id": job.group, "enable.auto.commit": False}
+    config["partition.assignment.strategy"] = "cooperative-sticky"
+    members: list[Consumer] = []
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        if len(members) < 4 and (not members or chance.random() < 0.5):
+            members.append(Consumer(config))
+            members[-1].subscribe([job.requests])
+            count += 1
+        else:
+            members.pop(chance.randrange(len(members))).close()
+        until = time.monotonic() + chance.uniform(0.1, 1.5)
+        while time.monotonic() < until:
+            for member in members:
+                member.pause(member.assignment())
+                member.poll(0.02)
+        yield count
+    for member in members:
+        member.close()
+
+
+@every_mode
+def test_a_storm_of_members_that_come_and_go_repeats_nothing(
+    kafka: KafkaProbe, make_job: MakeJob, mode: dict[str, Any]
+) -> None:
+    job = make_job(kafka, partitions=8)
+    seed, tally = drawn_seed(), job.folder / "tally"
+    settings = {**mode, "batch__max_batch_size": 16, "model__factory": "tests.faults.tally:Tally"}
+    settings |= {"kafka__client": PATIENT, "delivery__revoke_timeout_ms": 30_000}
+    settings["model__options"] = {"tally": str(tally), "seconds": 0.02}
+    total = came = 0
+    with Watch(job, Promise(mode["delivery__guarantee"])) as watch:
+        workers = [worker.await_ready() for worker in [job.launch(**settings) for _ in range(2)]]
+        for number in passers_by(job, random.Random(seed), 60):
+            came = number
+            total += job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total, total + 200))
+        job.await_settled(300)
+    history = watch.verify()
+    rebalances = sum(worker.metric("forebay_rebalances_total") for worker in workers)
+    visible = sum(outcome.position not in history.invisible for outcome in history.outcomes)
+    print(
+        f"{came} members came and went, {rebalances:.0f} changes of assignments, {visible - total} "
+        f"duplicates, {recomputed(tally, total)} of {total} rows run twice"
+    )
+    assert visible == total
+
+
+@every_mode
+@pytest.mark.parametrize("closed", ["results", "requests", "group"])
+def test_rights_that_are_lost_hold_everything_up_until_they_are_back(
+    gate: Gate, make_job: MakeJob, mode: dict[str, Any], closed: str
+) -> None:
+    job = make_job(gate.probe)
+    total = 4_000
+    with Watch(job, Promise(mode["delivery__guarantee"])) as watch:
+        worker = job.start(**SIZES, **mode)
+        job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total // 2))
+        job.await_answered(200)
+        gate.add("group" if closed == "group" else "topic", getattr(job, closed), "User:somebody-else", "ALL")
+        reasons = worker.await_not_ready()
+        print(closed, reasons)
+        assert worker.process.poll() is None
+        gate.open_to_all()
+        watch.fault("rights were lost", since_start=True)
+        job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total // 2, total))
+        job.await_settled(300)
+        worker.await_ready()
+    history = watch.verify()
+    visible = sum(outcome.position not in history.invisible for outcome in history.outcomes)
+    print(f"{visible - total} of {total} twice")
+    assert worker.stop() == 0
 
 
 def test_the_older_of_two_workers_with_one_transactional_id_ends_with_a_sentence(job: Job) -> None:
@@ -37,24 +136,6 @@ def test_the_older_of_two_workers_with_one_transactional_id_ends_with_a_sentence
     first, second = map(report, job.workers)
     watch.verify(workers=(replace(first, allowed_codes=frozenset({70})), second))
     assert younger.stop() == 0
-
-
-def test_what_retention_has_deleted_is_passed_where_the_settings_say_so_and_stops_the_worker_otherwise(
-    kafka: KafkaProbe, make_job: MakeJob
-) -> None:
-    job = make_job(kafka, partitions=1)
-    job.send(map(ask, range(100)))
-    job.run_to_end()
-    job.send(map(ask, range(100, 300)))
-    admin = AdminClient(kafka.config)
-    for future in admin.delete_records([TopicPartition(job.requests, 0, 250)]).values():
-        future.result(30)
-    strict = job.launch(kafka__auto_offset_reset="error")
-    assert strict.wait() == 78, strict.text()
-    assert "set kafka.auto_offset_reset to earliest or latest" in strict.text()
-    job.run_to_end()
-    answered = sorted(int(outcome.key or b"") for outcome in job.outcomes())
-    assert answered == [*range(100), *range(250, 300)]
 
 
 def test_records_without_a_value_have_their_error_and_hold_up_nothing(job: Job) -> None:

@@ -6,6 +6,7 @@ The fake accelerator shows the order of things on any machine; here is what only
 from __future__ import annotations
 
 import gc
+import mmap
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,14 +21,16 @@ import torch
 from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import Accelerator, open_device
+from forebay.inference.precision import set_matmul
 from forebay.inference.replicas import finished
 from forebay.inference.selfcheck import self_check
 from forebay.records import Code
+from tests.inference.models import Padded, Prepared, Words
+from tests.inference.test_runner import Bench, check_innocents, ids, lines, numbers, ordinary
 from tests.unit.builders import request
-from tests.unit.models import Padded, Prepared, Words
-from tests.unit.test_runner import Bench, check_innocents, ids, lines, numbers, ordinary
 
 ROOT = Path(__file__).resolve().parents[2]
+PINNED: list[tuple[Accelerator, mmap.mmap]] = []
 
 
 class OnDevice(Model):
@@ -68,9 +71,20 @@ def device() -> Iterator[Accelerator]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+@pytest.fixture(autouse=True)
+def _unpinned() -> Iterator[None]:
+    """Unlock what a test has page-locked before it is unmapped: else whatever is mapped there next cannot be locked."""
+    yield
+    while PINNED:
+        accelerator, memory = PINNED.pop()
+        accelerator.settle()
+        accelerator.unpin(memory)
+
+
 def pinned(model: Model, device: Accelerator, **changes: Any) -> Bench:
     bench = Bench(model, device=device, **changes)
     assert device.pin(bench.staging.map) is None
+    PINNED.append((device, bench.staging.map))
     device.settle()
     return bench
 
@@ -131,6 +145,52 @@ def test_the_next_batch_is_launched_while_the_one_before_it_computes(device: Acc
     assert not bench.runner.is_done(first)
     for flight in (first, second):
         assert finished(bench.replica, bench.runner.finish(flight), 0.0).failures == []
+
+
+def test_a_compiled_package_does_not_hold_up_the_launch_of_the_next_batch(device: Accelerator, tmp_path: Path) -> None:
+    """A package with one runner begins a batch only when the one before has ended, and waits for that."""
+    bench = pinned(OnDevice(products=200), device, limit=4, compile="aoti", cache_dir=str(tmp_path))
+    bench.warm_up()
+    flights = [bench.runner.begin(bench.submit([numbers("a", number)]), beside=number > 0) for number in range(2)]
+    assert not bench.runner.is_done(flights[0])
+    values = []
+    for flight in flights:
+        back = finished(bench.replica, bench.runner.finish(flight), 0.0)
+        values.append(np.frombuffer(back.results[0][1][0].content, "<f4").tolist())
+    assert values == [[1], [2]]
+
+
+def test_what_a_failed_forward_has_launched_spoils_no_retry(device: Accelerator) -> None:
+    """Its kernels write into memory that the allocator gives to the retry at once."""
+
+    class WritesLate(OnDevice):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            if len(x) > 1:
+                x.mul_(0).add_(y[0] * 0 + 7)  # behind the products
+                raise ValueError("only alone")
+            return y
+
+    bench = pinned(WritesLate(products=30), device)
+    for _ in range(5):
+        check_innocents(bench.run(*ordinary(8)), 8, set())
+
+
+def test_memory_that_cannot_be_page_locked_is_a_note_and_no_error_of_the_next_kernel(device: Accelerator) -> None:
+    bench = pinned(OnDevice(), device)
+    again = open_device("cuda:0")
+    assert "not page-locked" in (again.pin(bench.staging.map) or "")  # it is already
+    assert torch.ones(4, device=device.device).sum().item() == 4
+    bench.runner.close()
+    assert device.pin(bench.staging.map) is None
+
+
+def test_a_model_that_turns_tf32_on_in_the_new_words_is_understood(device: Accelerator) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert device.tolerance("fp32") > 1e-4
+    finally:
+        set_matmul("fp32")
 
 
 def test_memory_that_runs_out_is_learnt_once_and_given_back(device: Accelerator) -> None:
@@ -199,7 +259,7 @@ LOST = """
     import torch
     from forebay.inference.example import DeviceLost
     from tests.gpu.test_cuda import OnDevice, open_device, pinned
-    from tests.unit.test_runner import ordinary
+    from tests.inference.test_runner import ordinary
 
     class Asserts(OnDevice):
         def forward(self, x):

@@ -20,8 +20,9 @@ from forebay.inference.candidate import answer
 from forebay.inference.devices import Accelerator, open_device
 from forebay.inference.replicas import finished
 from forebay.inference.verdicts import CANDIDATES, Question
-from tests.unit.test_loading import start
-from tests.unit.test_runner import Bench, numbers, ordinary
+from tests.gpu.test_cuda import _unpinned, pinned  # noqa: F401
+from tests.inference.test_loading import start
+from tests.inference.test_runner import Bench, numbers, ordinary
 
 CUDA = "cuda:0"
 
@@ -51,9 +52,7 @@ def device() -> Iterator[Accelerator]:
 
 
 def captured(model: Model, device: Accelerator, **changes: Any) -> Bench:
-    bench = Bench(model, device=device, compile="cudagraph", **changes)
-    assert device.pin(bench.staging.map) is None
-    device.settle()
+    bench = pinned(model, device, compile="cudagraph", **changes)
     bench.warm_up()
     graphs = bench.runner.forward.compiled
     assert graphs is not None

@@ -15,10 +15,10 @@ from forebay.errors import ConfigError, ModelError
 from forebay.inference import aoti
 from forebay.inference.compilation import compiled
 from forebay.inference.forwarding import Forward
+from tests.inference.models import Echo, Words
+from tests.inference.test_loading import start
+from tests.inference.test_runner import Bench, numbers, ordinary
 from tests.integration.test_compilation import Net, needs_a_compiler
-from tests.unit.models import Echo, Words
-from tests.unit.test_loading import start
-from tests.unit.test_runner import Bench, numbers, ordinary
 
 
 @pytest.fixture(scope="module")

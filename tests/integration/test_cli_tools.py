@@ -347,6 +347,23 @@ def test_check_finds_nothing_wrong_where_a_worker_runs(
     assert fine["model digits"] == "loads and runs: pixels FP32[-1, 64] → digit INT64[-1], probabilities FP32[-1, 10]"
 
 
+def test_check_and_send_see_the_worker_that_runs_beside_them(served: tuple[Tools, str], kafka: KafkaProbe) -> None:
+    tools, url = served
+    port = ("--set", f"ops.port={url.rpartition(':')[2]}")
+    told = json.loads(tools.run("check", "--json", "--no-load", *port))
+    (found,) = [finding for finding in told["findings"] if finding["state"] == "warning"]
+    assert (found["question"], "a worker of this group" in found["told"]) == ("HTTP port", True)
+    before = kafka.end_offsets(tools.requests)
+    command = ["send", "--config", str(tools.config), *port]
+    wrong = CliRunner().invoke(app, command, input='{"image": [[1.0]]}\n', standalone_mode=False)
+    assert isinstance(wrong.exception, UsageError)
+    assert "digits takes pixels FP32[-1, 64]" in str(wrong.exception)
+    assert str(wrong.exception).endswith("; nothing was sent")
+    assert kafka.end_offsets(tools.requests) == before
+    shown = CliRunner().invoke(app, ["top", "--once", "--interval", "0.1", "--config", str(tools.config), *port]).stdout
+    assert shown.startswith(f"forebay top: {url.removeprefix('http://')}, over the last 0.1 s\n")
+
+
 def test_check_tells_what_is_wrong_with_a_model(served: tuple[Tools, str]) -> None:
     tools, _ = served
     wrong = ("--set", "model.factory=no_such_module:Model", "--set", "inference.device=cpu")

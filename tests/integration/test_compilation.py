@@ -15,8 +15,8 @@ from forebay import Model, TensorSpec
 from forebay.errors import ConfigError, ModelError
 from forebay.inference import compilation
 from forebay.inference.compilation import Compiled, thaw, variants
-from tests.unit.test_loading import start
-from tests.unit.test_runner import Bench, numbers, ordinary
+from tests.inference.test_loading import start
+from tests.inference.test_runner import Bench, numbers, ordinary
 
 needs_a_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="inductor on the CPU needs a C++ compiler"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -207,3 +208,12 @@ def test_every_worker_trains_the_same_digit_reader_and_leaves_the_random_state_a
     assert torch.equal(torch.rand(1), expected)
     for ours, theirs in zip(reader.net.parameters(), again.net.parameters(), strict=True):  # type: ignore[attr-defined]
         assert torch.equal(ours, theirs)
+
+
+def test_a_scan_is_named_by_its_number_and_by_what_it_shows() -> None:
+    """`digit 0` was the first scan, of a 1: the answer 1 beside it looked wrong, and the line was marked as right."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    from examples.digits.samples import samples
+
+    for sample in samples(10):
+        assert re.fullmatch(rf"scan \d+ of {sample.about}", sample.name), sample.name

@@ -1,34 +1,17 @@
-"""A broker that refuses: `forebay acls` prints what is enough and needed, a wrong login is told at once.
-
-On its plain listener everybody is `User:ANONYMOUS`; a topic or group that has any rule admits only those whom a rule
-names. Its second listener wants a password.
-"""
+"""A broker that refuses: `forebay acls` prints what is enough and needed, a wrong login is told at once."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from forebay.broker import EmbeddedKafka
-from forebay.brokers.ports import free_port
 from forebay.cli.acls import Role, rights_of
 from forebay.cli.app import app
 from forebay.cli.check_kafka import check_kafka
@@ -43,76 +26,12 @@ from forebay.stream.leases import Leases
 from forebay.stream.share_consumer import ShareConsumer
 from forebay.wire import build_request
 from tests.contract.sides import Notes
-from tests.kafka_probe import KafkaProbe, Send, eventually
+from tests.integration.gate import PASSWORD, Gate, gate, listeners
+from tests.kafka_probe import Send, eventually
+
+__all__ = ["gate", "listeners"]
 
 ROOT = Path(__file__).parents[2]
-AUTHORIZER = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "allow.everyone.if.no.acl.found": "true",
-}
-PASSWORD = "open-sesame"
-RESOURCES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
-
-
-class Gate:
-    """A cluster whose rules a test sets."""
-
-    def __init__(self, servers: str) -> None:
-        self.servers = servers
-        self.probe = KafkaProbe(servers)
-        self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-
-    def add(self, resource: str, name: str, who: str, operation: str) -> None:
-        """Allow one operation."""
-        wanted = AclOperation[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()]
-        kind = ResourcePatternType.LITERAL
-        rule = AclBinding(RESOURCES[resource], name, kind, who, "*", wanted, AclPermissionType.ALLOW)
-        for future in self._admin.create_acls([rule]).values():
-            future.result(30)
-
-    def open_to_all(self) -> None:
-        """Remove every rule."""
-        anything = (ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY)
-        for future in self._admin.delete_acls([AclBindingFilter(*anything, AclPermissionType.ANY)]).values():
-            future.result(30)
-
-    def admit(self, settings: Settings, role: Role | None) -> None:
-        """Close every topic and the group to everybody, then grant the rights of a role."""
-        kafka = settings.kafka
-        for name in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
-            self.add("topic", name, "User:somebody-else", "ALL")
-        self.add("group", kafka.group_id, "User:somebody-else", "ALL")
-        for right in rights_of(role, settings) if role else ():
-            self.add(right.resource, right.name, "User:ANONYMOUS", right.operation)
-
-
-@pytest.fixture(scope="module")
-def listeners() -> Iterator[tuple[str, str]]:
-    """A broker's plain address and its protected one."""
-    plain, protected, controller = free_port(), free_port(), free_port()
-    jaas = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="{PASSWORD}";'
-    addresses = f"PLAINTEXT://127.0.0.1:{plain},LOGIN://127.0.0.1:{protected}"
-    properties = AUTHORIZER | {
-        "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": addresses,
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listener.name.login.sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.login.plain.sasl.jaas.config": jaas,
-    }
-    try:
-        kafka = EmbeddedKafka(port=plain, properties=properties).start()
-    except ForebayError as error:
-        pytest.skip(f"needs the embedded Kafka: {error}")
-    with kafka:
-        yield f"127.0.0.1:{plain}", f"127.0.0.1:{protected}"
-
-
-@pytest.fixture
-def gate(listeners: tuple[str, str]) -> Iterator[Gate]:
-    gate = Gate(listeners[0])
-    yield gate
-    gate.open_to_all()
 
 
 @pytest.fixture

@@ -125,6 +125,12 @@ def test_everything_that_the_code_imports_is_a_declared_dependency() -> None:
     assert undeclared == []
 
 
+def test_no_unit_test_imports_torch_so_that_they_take_seconds() -> None:
+    torchy = re.compile(r"^\s*(?:import|from) (?:torch|tests\.(?:models|contenders|inference))\b", re.MULTILINE)
+    found = [_relative(path) for path in (ROOT / "tests" / "unit").glob("*.py") if torchy.search(path.read_text())]
+    assert found == [], "they belong into tests/inference"
+
+
 def _locked() -> dict[str, list[str]]:
     pins: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9_.-]+)==([^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.M):

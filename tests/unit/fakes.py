@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forebay.inference.messages import Done, Mistake, Ready, Run, Skip, Spec, decode_to_replica, encode
+from forebay.inference.messages import Done, Mistake, Ready, Run, Skip, Spec, Start, decode_to_replica, encode
 from forebay.inference.pool import Pool
 from forebay.inference.replicas import Finished
 from forebay.inference.staging import SlotSize
@@ -28,6 +28,7 @@ class FakeReplica:
         self.alive = False
         self.can_be_killed = True
         self.hears = True
+        self.started: Start
         self.jobs: deque[Run] = deque()
         self.skips: list[tuple[int, list[int]]] = []
         self.answers: deque[bytes] = deque()
@@ -45,7 +46,9 @@ class FakeReplica:
         if not self.hears:
             raise BrokenPipeError("broken pipe")
         found = decode_to_replica(message)
-        if isinstance(found, Run):
+        if isinstance(found, Start):
+            self.started = found
+        elif isinstance(found, Run):
             self.jobs.append(found)
             self._silent = 0
         elif isinstance(found, Skip):
@@ -82,8 +85,9 @@ class FakeReplica:
     def say(self, message: Any) -> None:
         self.answers.append(encode(message))
 
-    def get_ready(self, taken: Spec = INPUT, device: str = "cpu") -> None:
-        self.say(Ready([taken], [Spec("y", "FP32", [-1])], False, device, 0.1, 0.1, [], []))
+    def get_ready(self, taken: Spec = INPUT, device: str = "cpu", answer: Sequence[bytes] = ()) -> None:
+        outputs = [Spec("y", "FP32", [-1])]
+        self.say(Ready([taken], outputs, False, device, 0.1, 0.1, [], [], answer=list(answer)))
 
     def die(self) -> None:
         self.alive = self.hears = False

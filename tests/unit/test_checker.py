@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.checker import INVARIANTS, check, verify
@@ -514,11 +513,6 @@ PROMISES = st.builds(
 )
 
 
-@given(promise=PROMISES, seed=st.integers(0, 2**32))
-def test_random_clean_histories_pass(promise: Promise, seed: int) -> None:
-    verify(Writer(Dice(seed), promise).write())
-
-
 def some_visible(history: History, dice: Dice) -> Logged:
     return dice.choice([one for one in history.outcomes if one.position not in history.invisible])
 
@@ -631,17 +625,6 @@ DAMAGES: list[tuple[str, Damage]] = [
     ("V13", miscounts),
     ("V15", loses_a_request),
 ]
-
-
-@pytest.mark.parametrize(("code", "damage"), DAMAGES, ids=lambda value: getattr(value, "__name__", value))
-@given(promise=PROMISES, seed=st.integers(0, 2**32))
-def test_random_damage_of_each_kind_is_found(code: str, damage: Damage, promise: Promise, seed: int) -> None:
-    history = Writer(Dice(seed), promise).write()
-    try:
-        damaged = damage(history, Dice(seed + 1))
-    except (IndexError, ValueError):
-        return  # there was nothing of this kind to damage: no letter, no two outcomes in one line
-    assert code in {finding.code for finding in check(damaged)}
 
 
 def test_the_damages_find_something_to_damage() -> None:

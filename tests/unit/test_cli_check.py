@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.app import app
-from forebay.cli.check_machine import FIXES, _answer, _port
+from forebay.cli.check_machine import _answer, _port
 from forebay.cli.findings import Finding, State, as_json, exit_code, failed, ok, print_findings, skipped, warning
-from forebay.cli.model_probe import probe
 from forebay.cli.topics import topics_command
 from forebay.settings import Ops
 from forebay.stream.addresses import connect_to
@@ -47,7 +46,8 @@ def test_the_exit_code_says_whether_to_mend_or_to_wait(findings: list[Finding], 
 
 def test_every_failure_is_printed_with_its_fix_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     command = "kafka-topics.sh --create --topic " + "x" * 200
-    print_findings([ok("settings", "valid"), failed("topic x", "does not exist", command)])
+    found = [ok("settings", "valid"), failed("topic x", "does not exist", command)]
+    assert print_findings(iter(found), ["settings", "topic x"]) == found
     lines = capsys.readouterr().out.splitlines()
     assert f"  → {command}" in lines
     assert lines[-1] == "1 failed, 0 warnings, 1 ok"
@@ -80,50 +80,15 @@ def test_addresses_are_probed_one_by_one() -> None:
 
 def test_a_taken_port_is_told_with_what_to_set() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        finding = _port(Ops(port=server.getsockname()[1]))
+        finding = _port(Ops(port=server.getsockname()[1]), "forebay")
     assert (finding.state, "address already in use" in finding.told) == (State.FAILED, True)
     assert "ops.port" in (finding.fix or "")
-    assert _port(Ops(port=0)).state is State.OK
+    assert _port(Ops(port=0), "forebay").state is State.OK
 
 
 def test_a_model_process_that_dies_is_an_answer() -> None:
     died = subprocess.CompletedProcess([], -11, stdout=b"", stderr=b"loading\nSegmentation fault\n")
     assert _answer(died) == {"error": "its process ended with -11: Segmentation fault"}
-
-
-@pytest.mark.parametrize(
-    ("source", "factory", "cause"),
-    [
-        ("class M(:", "broken:M", "syntax"),
-        ("import no_such_package_anywhere", "broken:M", "import"),
-        ("", "no_such_module_anywhere:M", "factory"),
-        ("class N: pass", "broken:M", "factory"),
-        ("class M:\n    def __init__(self, a): pass", "broken:M", "options"),
-        ("1 / 0", "broken:M", "code"),
-        (MODEL + "return x[:, :1]", "broken:M", "code"),
-        (MODEL + "return x - x.mean(0)", "broken:M", "code"),
-    ],
-)
-def test_a_model_that_a_worker_would_refuse_is_advised_on_by_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, factory: str, cause: str
-) -> None:
-    """Asked in this process, to save a start of torch for each; `test_cli_tools` asks a process of its own."""
-    pytest.importorskip("torch")
-    monkeypatch.setattr(subprocess, "run", _probed_here)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
-    (tmp_path / "broken.py").write_text(source)
-    config = tmp_path / "w.yaml"
-    config.write_text(f'model: {{name: m, factory: "{factory}"}}\nops: {{port: 0}}\n')
-    command = ["check", "--json", "-c", str(config), "-b", "127.0.0.1:1"]
-    result = CliRunner().invoke(app, command, standalone_mode=False)
-    found = {one["question"]: one for one in json.loads(result.output)["findings"]}["model m"]
-    sys.modules.pop("broken", None)
-    assert found["fix"] == FIXES[cause].format(name="m"), found
-
-
-def _probed_here(*_: object, input: bytes, **__: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.CompletedProcess([], 0, json.dumps(probe(input)).encode(), b"")
 
 
 def test_a_fix_names_the_broker_command_with_the_configured_port() -> None:
@@ -134,3 +99,17 @@ def test_a_fix_names_the_broker_command_with_the_configured_port() -> None:
 def test_the_topics_command_repeats_what_the_configuration_was_made_of() -> None:
     told = topics_command(Path("my worker.yaml"), "a:1", ["kafka.output_topic=x"])
     assert told == "forebay topics --config 'my worker.yaml' --bootstrap-servers a:1 --set kafka.output_topic=x"
+
+
+def test_a_finding_is_printed_before_the_next_question_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was on the screen until the model was loaded, which may take a minute."""
+    seen: list[str] = []
+
+    def asking() -> Iterator[Finding]:
+        yield ok("settings", "valid")
+        seen.append(capsys.readouterr().out)
+        yield ok("a topic with a long name", "there")
+
+    print_findings(asking(), ["a topic with a long name"])
+    assert seen == ["✓ settings                  valid\n"]
+    assert capsys.readouterr().out.splitlines()[0] == "✓ a topic with a long name  there"

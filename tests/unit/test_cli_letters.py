@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forebay.cli.letters import Letter, Selection, parse_time, show_time
+from forebay.cli.letters import Letter, Selection, oldest, parse_time, show_time
 from forebay.cli.replaying import Replayed, eligible
 from forebay.errors import UsageError
 from forebay.records import Headers, Record
@@ -105,3 +105,35 @@ def test_times_are_ages_or_iso() -> None:
     assert parse_time(show_time(1_796_030_463_217), now) == 1_796_030_463_217
     with pytest.raises(UsageError, match="'yesterday' is no time"):
         parse_time("yesterday", now)
+
+
+def placed(partition: int, offset: int, at: int) -> Letter:
+    return Letter(Record("dead", partition, offset, b"%d/%d" % (partition, offset), b"value", [*ADDED], at))
+
+
+READ = [placed(1, 0, 30), placed(1, 1, 31), placed(0, 0, 10), placed(0, 1, 31), placed(0, 2, 31), placed(2, 0, 20)]
+"""As a topic is read: partition by partition."""
+
+
+def test_letters_are_listed_by_time_over_all_partitions() -> None:
+    """They came partition by partition, in an order of the client's own."""
+    listed, total = oldest(READ, None)
+    assert [one["place"] for one in listed] == ["0/0", "2/0", "1/0", "0/1", "0/2", "1/1"]
+    assert [one["place"] for one in oldest(READ, 2)[0]] == ["0/0", "2/0"]
+    assert total == oldest(READ, 2)[1] == 6
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent", "cut_short"),
+    [(2, ["0/0", "2/0"], False), (3, ["0/0", "2/0", "1/0"], False), (4, ["0/0", "2/0", "1/0", "0/1"], True)],
+)
+def test_a_limited_replay_takes_the_oldest_so_that_the_next_passes_over_none(
+    limit: int, sent: list[str], cut_short: bool
+) -> None:
+    """It took the first that were read, and the `--since` for the next replay left older ones of other partitions."""
+    done = Replayed()
+    assert [one.place for one, _ in eligible(iter(READ), limit, 3, done)] == sent
+    assert done.cut_short is cut_short
+    left = [one for one in READ if one.place not in sent]
+    since = (done.newest_ms or 0) + (0 if done.cut_short else 1)
+    assert all(one.record.timestamp_ms >= since for one in left)

@@ -9,8 +9,9 @@ from concurrent.futures import Future
 
 from forebay.cli.load import Load, Measured, Shape
 from forebay.errors import ForebayError
-from forebay.records import Headers, Record
+from forebay.records import Code, Headers, Record
 from forebay.stream.exchange import Sent
+from forebay.wire import build_error
 
 
 class Answering:
@@ -77,3 +78,39 @@ def test_the_mean_batch_size_is_over_batches_not_over_requests() -> None:
     assert summary["throughput"] == 6.0
     assert summary["latency_ms"]["p99"] == 1.0
     assert Measured().summary()["latency_ms"] == {"p50": None, "p90": None, "p99": None, "max": None}
+
+
+def test_progress_names_the_warm_up_and_counts_in_it() -> None:
+    """During the warm-up it stood at `answered 0/?`."""
+    load = Load(Answering(), [(b"a", [])])
+    load._measure_from = 10.0
+    told: list[tuple[int, str | None]] = []
+
+    def advance(done: int, word: str | None = None) -> None:
+        told.append((done, word))
+
+    future: Future[Record] = Future()
+    future.set_result(Record("out", 0, 0, b"", b"", [], 0))
+    load._receive(0, 9.0, future)
+    load._tell(advance, 9.5)
+    load._receive(1, 11.0, future)
+    load._tell(advance, 11.0)
+    assert told == [(1, "warming up, not measured; answered"), (1, "measuring; answered")]
+    assert len(load._measured.latencies) == 1
+
+
+def test_progress_is_told_until_the_last_answer() -> None:
+    told: list[str] = []
+    Load(Answering(), [(b"a", [])]).run(Shape(0.05, 0.0, None, 1, 5.0), lambda done, word=None: told.append(word or ""))
+    assert told[0] == "measuring; answered"
+    assert told[-1].startswith("waiting for the last")
+
+
+def test_the_first_error_is_kept_in_its_words() -> None:
+    """A bench whose every request failed told the code, and nobody why."""
+    value, headers = build_error("b1", Code.INVALID_TENSOR, "input x: wrong")
+    load = Load(Answering(), [(b"a", [])])
+    for record in (Record("out", 0, 0, b"", value, headers, 0), Record("out", 0, 1, b"", b"?", headers, 0)):
+        load._count(record, 0.1, 1.0)
+    assert load._measured.summary()["first_error"] == "invalid_tensor: input x: wrong (request b1)"
+    assert Measured().summary()["first_error"] is None

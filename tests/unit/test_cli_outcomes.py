@@ -10,11 +10,13 @@ from rich.text import Text
 from forebay.cli.outcomes import (
     as_json,
     as_line,
+    as_text,
     headers_as_json,
     matches,
     printable,
     read_outcome,
     record_as_json,
+    shown_value,
     summary,
 )
 from forebay.records import Code, Record
@@ -103,3 +105,8 @@ def test_what_a_stranger_sent_cannot_steer_the_terminal() -> None:
     value, headers = build_error("r", Code.MODEL_ERROR, "\x1b[2Jgone\x07")
     assert "\x1b" not in as_line(read_outcome(record(value, headers)))
     assert printable("a\x1b[31m\tb\n") == "a\\x1b[31m\tb\n"
+
+
+def test_a_header_of_bytes_is_shown_as_the_command_line_takes_it() -> None:
+    assert [shown_value(as_text(value)) for value in (b"text", b"\xff\x00", None)] == ["text", "0xff00", "(none)"]
+    assert shown_value(7) == "7"

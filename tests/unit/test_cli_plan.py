@@ -461,13 +461,6 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
         plan("--rate", "5", "--plot", str(tmp_path / "p.png"), "--curve", "absent.json")
 
 
-def test_the_picture_is_drawn(plan: Callable[..., tuple[str, int]], curve_file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "p.png"
-    plan("--rate", "800", "--requests", "300", "--curve", str(curve_file), "--plot", str(file), "--json")
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_curve_is_saved_and_read_again(
     plan: Callable[..., tuple[str, int]], curve_file: Path, tmp_path: Path
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import os
 
 import pytest
 from prometheus_client import generate_latest
 from rich.console import Console
 
 from forebay.cli.scrape import Reading, increase, mean, overview, parse, quantile, rate, scrape
-from forebay.cli.top import _compact, render
+from forebay.cli.top import _compact, _configured, render, short_names
 from forebay.errors import UsageError
 from forebay.metrics import Metrics
 
@@ -120,3 +121,39 @@ def test_an_address_where_nothing_listens_is_a_reading_with_its_reason() -> None
 )
 def test_numbers_stay_short(value: float, shown: str) -> None:
     assert _compact(value) == shown
+
+
+CLUSTER = "http://worker-{}.forebay-workers.production.svc.cluster.local:8080"
+
+
+@pytest.mark.parametrize(
+    ("urls", "names"),
+    [
+        (["http://127.0.0.1:8080", "127.0.0.1:8081/"], ["127.0.0.1:8080", "127.0.0.1:8081"]),
+        ([CLUSTER.format(0), CLUSTER.format(1)], ["worker-0", "worker-1"]),
+        ([CLUSTER.format(0), CLUSTER.format(0)], ["worker-0", "worker-0"]),
+        ([CLUSTER.format(0), "http://b:8080"], [CLUSTER.format(0)[7:-5], "b"]),
+        ([CLUSTER.format(0)], [CLUSTER.format(0)[7:]]),
+    ],
+)
+def test_long_addresses_lose_what_they_have_in_common(urls: list[str], names: list[str]) -> None:
+    assert short_names(urls) == names
+
+
+def test_no_number_is_squeezed_by_long_addresses() -> None:
+    """At 80 columns the names of a cluster's workers left a dot of each number."""
+    views = [overview(*busy_second()) | {"url": f"http://{letter * 70}:1"} for letter in "ab"]
+    out = io.StringIO()
+    Console(file=out, width=80).print(render(views, "forebay top: 2 workers"))
+    assert "…" not in out.getvalue()
+    assert "in" in out.getvalue().split()
+
+
+def test_top_without_an_address_takes_that_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
+        monkeypatch.delenv(name)
+    assert _configured(None, ["ops.port=1234"]) == "127.0.0.1:1234"
+    assert _configured(None, ["ops.host='::'", "ops.port=7"]) == "[::1]:7"
+    assert _configured(None, ["ops.host=0.0.0.0"]) == "127.0.0.1:8080"
+    with pytest.raises(UsageError, match="its log tells ops_url"):
+        _configured(None, ["ops.port=0"])

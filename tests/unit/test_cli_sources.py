@@ -91,7 +91,7 @@ def test_raw_sends_bytes_unchecked(tmp_path: Path) -> None:
         ("a.json", DOCUMENT.replace("FP32", "FP99").encode(), "inputs.0.datatype"),
         ("a.json", b'{"x": [[1], [1, 2]]}', "x: the rows differ in length"),
         ("a.json", b"{}", "at least one input"),
-        ("a.json", b'{"id": 7, "x": [1]}', "id: a scalar has no rows"),
+        ("a.json", b'{"id": 7, "x": [1]}', "a request id is a string"),
         ("a.json", b'{"name": "m", "x": [1]}', "name is a string, no tensor; in the short form every key but id"),
         ("a.json", b'{"id": "p0", "inputs": {"x": [1]}}', "inputs is an object, no tensor"),
         ("a.npy", b"rubbish", "not an array file"),
@@ -201,3 +201,19 @@ def test_a_person_at_a_terminal_is_told_that_standard_input_is_read(
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == "reading requests, one JSON object per line, from standard input; Ctrl-D ends it\n"
+
+
+def test_an_id_that_is_a_number_is_told_to_be_written_as_text() -> None:
+    """It was taken for a tensor without rows."""
+    with pytest.raises(UsageError, match='a request id is a string: write "id": "5"'):
+        inline_request('{"id": 5, "x": [1]}', Form())
+
+
+@pytest.mark.parametrize("content", [{}, {"a.jsonl": "\n\n"}, {"a.py": "x = 1"}])
+def test_files_without_a_request_are_no_success(content: dict[str, str], tmp_path: Path) -> None:
+    """A folder of unknown files was sent with `0 sent` and code 0."""
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match="there is no request in it; known are"):
+        check_requests([str(tmp_path)], Form())
+    assert check_requests([], Form()) == check_requests(["-"], Form()) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -157,3 +158,21 @@ def test_map_refuses_what_is_neither_inputs_nor_a_pair() -> None:
 def test_a_client_is_made_of_an_address_or_a_section_and_nothing_else() -> None:
     with pytest.raises(UsageError, match="not list"):
         Client(["127.0.0.1:1"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("waits", "seconds"), [(True, 10.0), (False, 1.0)])
+def test_closing_flushes_at_length_only_where_someone_waits(
+    waits: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose only call had timed out took ten seconds to close while the broker was away."""
+    mine = sent()
+    exchange = exchange_with(mine)
+    given: list[float] = []
+    monkeypatch.setattr(exchange._publisher, "close", given.append)
+    exchange._thread = threading.Thread()
+    exchange._thread.start()
+    if not waits:
+        exchange.abandon(mine)
+    exchange.close()
+    assert given == [seconds]
+    assert mine.future.done() is waits

@@ -47,10 +47,14 @@ def test_exactly_once_gives_the_producer_its_transactions() -> None:
 
 
 def test_the_settings_of_a_group_reach_its_consumer() -> None:
-    values = {"bootstrap_servers": "h:1,h:2", "group_id": "g", "auto_offset_reset": "error"}
-    found = consumer_config(kafka(**values), Batch())
-    assert (found["bootstrap.servers"], found["group.id"], found["auto.offset.reset"]) == ("h:1,h:2", "g", "error")
+    found = consumer_config(kafka(bootstrap_servers="h:1,h:2", group_id="g"), Batch())
+    assert (found["bootstrap.servers"], found["group.id"]) == ("h:1,h:2", "g")
     assert found["partition.assignment.strategy"] == "cooperative-sticky"
+
+
+def test_the_client_never_chooses_by_itself_where_to_start() -> None:
+    for reset in ("earliest", "latest", "error"):
+        assert consumer_config(kafka(auto_offset_reset=reset), Batch())["auto.offset.reset"] == "error"
 
 
 def test_a_queue_of_any_size_is_taken_by_the_client() -> None:

@@ -167,6 +167,24 @@ def test_what_waits_for_a_partition_that_was_taken_away_is_dropped(ordering: Ord
     assert scene.arrived == ["r0"]
 
 
+@pytest.mark.parametrize("ordering", ["none", "partition", "key"])
+def test_what_is_refused_after_its_partition_was_taken_away_is_not_sent_again(ordering: Ordering) -> None:
+    """The simulation found it: the next owner had answered, and the result came a second time."""
+    scene = Scene(ordering)
+    scene.broker.fail_next("results", E.NOT_ENOUGH_REPLICAS, times=2)
+    scene.send("r0", "r1", partition=0)
+    scene.send("r2", partition=1)
+    assert scene.outbox.forget([Partition("requests", 0)]) == []  # the client has them
+    scene.outbox.keeps = lambda record: record.partition != 0
+    scene.serve_until_closed()
+    assert scene.arrived == ["r2"]
+    scene.outbox.keeps = lambda record: True
+    scene.send("r3", partition=0)
+    scene.serve_until_closed()
+    assert scene.arrived == ["r2", "r3"]
+    assert [one.id for one in scene.closed] == ["r2", "r3"]
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_whatever_is_refused_the_order_of_each_line_is_kept_and_nothing_is_lost(data: st.DataObject) -> None:

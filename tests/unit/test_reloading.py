@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,13 @@ from forebay.inference.staging import Staging
 from forebay.records import Partition
 from forebay.settings import ModelSettings, Settings
 from forebay.testing import ManualClock, MemoryBroker, make_worker, memory_settings
-from forebay.wire import Result, parse_outcome
-from forebay.worker import Worker
-from tests.kafka_probe import eventually
-from tests.unit.builders import as_floats, vector_request
+from tests.unit.builders import vector_request
 from tests.unit.fakes import SIZE, FakeReplica
 
 ROOT = Path(__file__).parents[2]
 VECTOR = Spec("x", "FP32", [-1, 4])
 PREPARED = Spec("ids", "FP32", [-1, 4])
-BASE = {"model.factory": "tests.unit.models:Sums", "model.name": "model"}
+BASE = {"model.factory": "tests.inference.models:Sums", "model.name": "model"}
 P0 = Partition("requests", 0)
 
 
@@ -128,16 +124,6 @@ class Scene:
         return self.worker._observer._metrics.reloads.labels("model", outcome)._value.get()
 
 
-def await_turns(worker: Worker, done: Callable[[], bool], what: str) -> None:
-    """Let a worker turn until something is done."""
-
-    def turned() -> bool:
-        worker._turn()
-        return done()
-
-    eventually(turned, what, 60, 0.001)
-
-
 def events(log: list[Any], name: str) -> list[Any]:
     return [one for one in log if one["event"] == name]
 
@@ -230,43 +216,6 @@ def test_a_share_changes_at_once_and_loads_nothing(log: list[Any]) -> None:
     assert scene.pool.shares == {"model": 5.0}
     assert len(scene.replicas) == 1
     assert not events(log, "reload_needs_restart")
-
-
-@pytest.mark.parametrize("executor", ["inline", "thread"])
-def test_a_model_that_runs_in_the_workers_own_process_is_replaced_too(executor: str, log: list[Any]) -> None:
-    broker = MemoryBroker({"requests": 1, "results": 1, "dead": 1})
-    values: dict[str, Any] = {"model.factory": "tests.models:Shifted", "inference.executor": executor}
-    worker, _, _ = make_worker(broker, memory_settings(values), ROOT)
-    worker.reloading.read = lambda: memory_settings(values)
-    answers: list[tuple[float, str]] = []
-
-    def ask(name: str) -> None:
-        value, headers = vector_request(1.0)
-        broker.append("requests", value, name.encode(), headers, 0)
-        await_turns(worker, lambda: len(broker.records("results")) > len(answers), f"{name} is answered")
-        found = broker.records("results")[-1]
-        result = parse_outcome(found.value or b"", found.headers)
-        assert isinstance(result, Result)
-        answers.append((as_floats(bytes(result["y"]))[0], (dict(found.headers)["model-version"] or b"").decode()))  # type: ignore[arg-type]
-
-    assert worker._warm_up()
-    worker._join()
-    threads = threading.active_count()
-    try:
-        ask("a")
-        for version, options in (("2", {"by": 100.0}), ("3", {"fails": True}), ("4", {"by": 300.0})):
-            values |= {"model.version": version, "model.options": options}
-            event = "reload_failed" if "fails" in options else "model_reloaded"
-            told = len(events(log, event))
-            worker.reloading.ask()
-            await_turns(worker, lambda name=event, before=told: len(events(log, name)) > before, event)
-            ask(version)
-        await_turns(worker, lambda: threading.active_count() <= threads, "the old threads have ended")
-        assert answers == [(3.0, "1"), (103.0, "2"), (103.0, "2"), (303.0, "4")]
-        worker._drain()
-        assert broker.committed == {P0: 4}
-    finally:
-        worker._leave()
 
 
 # ---------------------------------------------------------------------- what goes wrong

@@ -8,7 +8,9 @@ import confluent_kafka as ck
 import pytest
 
 from forebay.errors import KafkaFatalError
+from forebay.health import STALLED_AFTER_SECONDS
 from forebay.records import Outcome, Partition
+from forebay.stream.patience import Patience
 from forebay.stream.transactions import TransactionalOutbox
 from tests.unit.test_outbox import ENCODER, result
 
@@ -163,3 +165,16 @@ def test_one_that_is_fenced_at_once_ends_with_a_sentence_about_the_other(brokers
     outbox.send(result("a"), 0.0)
     with pytest.raises(KafkaFatalError, match="another worker uses the transactional id 'one'"):
         serve(outbox, 1)
+
+
+def test_the_loop_waits_for_offsets_alone_only_as_long_as_it_may_be_silent(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to wait two and a half times the time-out of a transaction, longer than /livez allows."""
+    waits: list[float] = []
+    monkeypatch.setattr(Patience, "call", lambda self, call, seconds: waits.append(seconds))
+    outbox = TransactionalOutbox({**CONFIG, "transaction.timeout.ms": 600_000}, ENCODER, "dead", lambda: None)
+    outbox.start()
+    outbox.commit({Partition("requests", 0): 7}, {})
+    assert len(waits) == 1
+    assert waits[0] < STALLED_AFTER_SECONDS / 2

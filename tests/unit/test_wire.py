@@ -18,6 +18,7 @@ from forebay.wire import (
     parse_request,
     parse_result,
 )
+from forebay.wire.values import Result
 from forebay_schemas import ErrorResult, InferenceRequest, InferenceResult, RequestHeaders, ResultHeaders
 
 
@@ -150,3 +151,21 @@ TENSOR = '{"inputs":[{"name":"x","shape":[1],"datatype":"%s","parameters":{"bina
 def test_a_value_that_cannot_be_read_is_told_in_one_sentence(value: bytes, headers: list, sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         parse_request(value, headers)
+
+
+def test_a_result_shows_itself_in_a_line_whatever_its_size() -> None:
+    """The repr of a large result was pages long: every element of its tensors, and every header."""
+    outputs = {
+        "p": np.zeros((1, 100_000), np.float32),
+        "ids": np.arange(3),
+        "none": np.zeros((0, 4), np.float16),
+        "image": [b"\xff" * 5000],
+        "texts": [b"a", b"b"],
+    }
+    shown = repr(
+        Result("r1", outputs, "m", "2", headers=[("batch-size", b"8"), ("source", b"t/0/7"), ("x", b"y" * 999)])
+    )
+    assert shown.startswith("Result(id='r1', model='m', version='2', batch_size=8, source='t/0/7', outputs={")
+    assert "'p': float32[1, 100000] 0 0 0 0 0 0 …, 'ids': int64[3] 0 1 2, 'none': float16[0, 4], " in shown
+    assert shown.endswith("…], 'texts': [b'a', … 2 elements]})")
+    assert len(shown) < 500

@@ -27,6 +27,7 @@ from forebay.stream.outbox import Outbox, Outgoing
 from forebay.stream.results import Encoder
 from forebay.stream.share_committer import ShareCommitter
 from forebay.stream.share_consumer import Service, ShareConsumer, Sharing
+from forebay.stream.starts import StartRule
 from forebay.stream.transaction_offsets import TransactionalCommitter
 from forebay.stream.transactions import TransactionalOutbox
 
@@ -44,7 +45,8 @@ def build_rooms(
     if sharing is not None:
         return build_queue_rooms(settings, search, limits, sharing)
     kafka, delivery = settings.kafka, settings.delivery
-    consumer = Consumer(consumer_config(kafka, settings.batch), kafka.input_topics)
+    rule = StartRule(kafka.auto_offset_reset, kafka.offset_out_of_range)
+    consumer = Consumer(consumer_config(kafka, settings.batch), kafka.input_topics, rule)
     interval = delivery.commit_interval_ms / 1000
 
     def make_outbox(encoder: Encoder) -> Outgoing:

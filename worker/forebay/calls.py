@@ -11,10 +11,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, KafkaUnavailableError, UsageError
 from forebay.records import Record, Reply
 from forebay.settings import Kafka, load
 from forebay.stream.exchange import ClosedError, Exchange, Route, Sent
+from forebay.stream.troubles import unreachable
 from forebay.wire import (
     InferenceError,
     Inputs,
@@ -79,16 +80,22 @@ class Calls:
         self._lock = threading.Lock()
         self._closed = False
 
-    def open(self) -> Exchange:
-        """Connect, if that has not happened yet."""
-        with self._lock:
+    def open(self, within: float | None = None) -> Exchange:
+        """Connect, if that has not happened yet, `within` so many seconds where that is less than connect_timeout."""
+        seconds = self._options.connect_timeout
+        seconds = seconds if within is None else min(seconds, within)
+        if not self._lock.acquire(timeout=max(0.0, seconds)):  # another thread is connecting, and has longer to do so
+            raise KafkaUnavailableError(unreachable(self._kafka.bootstrap_servers, None))
+        try:
             if self._closed:
                 raise ClosedError("the client is closed")
             if self._exchange is None:
                 exchange = Exchange(self._kafka, self._route)
-                exchange.open(self._options.connect_timeout)
+                exchange.open(seconds)
                 self._exchange = exchange
             return self._exchange
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Send what is queued, disconnect, fail what waits."""
@@ -100,12 +107,14 @@ class Calls:
 
     def send(self, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Call:
         """Build and publish one request."""
-        seconds = self._options.timeout if timeout is None else timeout
+        began, seconds = time.monotonic(), self._options.timeout if timeout is None else timeout
         told: RequestOptions = {"id": uuid.uuid4().hex, "timeout_ms": max(1, int(seconds * 1000)), **options}
         if self._options.model is not None:
             told.setdefault("model", self._options.model)
         value, headers = build_request(inputs, encoding=self._options.encoding, **told)
-        return Call(told["id"], self.open().send(value, told["id"].encode(), headers), seconds)
+        exchange = self.open(seconds)
+        room_within = max(0.0, began + seconds - time.monotonic())
+        return Call(told["id"], exchange.send(value, told["id"].encode(), headers, room_within), seconds)
 
     def send_work(self, work: Work, timeout: float | None, options: RequestOptions) -> Call:
         """Publish one element of `map`."""

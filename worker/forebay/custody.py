@@ -174,6 +174,7 @@ class Custody:
 
     def forget(self, partitions: set[Partition], outbox: Outgoing) -> None:
         """Forget what waits for its turn, or for a transaction, and close the ledgers."""
+        outbox.keeps = self.keeps  # what the client has now may be refused later
         unsent = outbox.forget(partitions) if self.is_busy_with(partitions) else []
         for outcome in [*self._sequencer.forget(partitions), *unsent]:
             self.give_back(outcome.record)

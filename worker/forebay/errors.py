@@ -36,6 +36,10 @@ class ModelError(ConfigError):
     """The model cannot be loaded, warmed up or trusted. The worker stops before it joins the group."""
 
 
+class NoStartError(ConfigError):
+    """A partition has no offset to go on from, or requests behind it were deleted. What was read is finished first."""
+
+
 class KafkaUnavailableError(ForebayError):
     """Kafka does not answer at start. Nothing was read; start again when it does."""
 

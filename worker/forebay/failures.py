@@ -5,12 +5,22 @@ On the loop's thread; never a line for each request, so that a caller who sends 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from forebay.logs import logger
 from forebay.records import Outcome
 
 _EVERY = 10.0
 _LONGEST = 300
 _log = logger("worker")
+
+
+def account(outcomes: Mapping[str, int], seconds: float) -> dict[str, Any]:
+    """Return the fields of the last line of a worker's log: what it answered in its life."""
+    errors = {outcome: count for outcome, count in outcomes.items() if outcome != "ok"}
+    answered, ok = sum(outcomes.values()), outcomes.get("ok", 0)
+    return {"requests": answered, "ok": ok, "errors": errors, "seconds": round(seconds, 1)}
 
 
 class Failures:

@@ -1,4 +1,4 @@
-"""What a worker still does that leaves without a drain, because its replicas are lost: it settles, and hands on.
+"""What a worker does last: it settles what is answered; one that leaves without a drain, its replicas lost, hands on.
 
 On the corridor's thread, after the loop has ended. Nothing is begun here any more.
 """
@@ -27,11 +27,23 @@ def hand_on(
 
     `poll` serves the consumer's callbacks. What goes wrong here does not matter: the reason to leave is known.
     """
-    deadline = clock() + _SECONDS
     with contextlib.suppress(ForebayError):
-        while (now := clock()) < deadline:
-            poll()
-            settle(now)
-            if committer.is_settled and not outbox.unacknowledged:
-                return
-            time.sleep(0.001)
+        settle_until(
+            clock() + _SECONDS, lambda: committer.is_settled and not outbox.unacknowledged, clock, poll, settle
+        )
+
+
+def settle_until(
+    deadline: float,
+    is_settled: Callable[[], bool],
+    clock: Callable[[], float],
+    poll: Callable[[], None],
+    settle: Callable[[float], None],
+) -> None:
+    """Settle, once at least unless time is up, until nothing is left to commit."""
+    while (now := clock()) < deadline:
+        poll()
+        settle(now)
+        if is_settled():
+            return
+        time.sleep(0.001)

@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from forebay.about import About
 from forebay.errors import ConfigError
 from forebay.settings import Ops
 
@@ -31,6 +32,7 @@ class Health:
         self.troubles: dict[str, str] = {}
         self._stalls: dict[str, str] = {}
         self.models: dict[str, bool] = {}
+        self.about = About()
 
     def beat(self, now: float) -> None:
         """Note that the loop came round."""
@@ -144,13 +146,17 @@ def answer(path: str, health: Health, registry: CollectorRegistry) -> tuple[int,
         return _verdict("ready", health.ready())
     if path == "/startupz":
         return _verdict("started", health.started())
+    if path == "/v2":
+        return _json(200, health.about.server())
     parts = path.strip("/").split("/")
+    if len(parts) in (3, 5) and parts[:2] == ["v2", "models"] and (told := health.about.model(parts[2])) is not None:
+        return _json(200, told)
     if len(parts) in (4, 6) and parts[:2] == ["v2", "models"] and parts[-1] == "ready":
         reasons = health.model_ready(parts[2])
         if reasons is not None:
             return _verdict("ready", reasons, name=parts[2])
         return _json(404, {"error": f"this worker does not serve {parts[2]!r}; it serves {', '.join(health.models)}"})
-    return _json(404, {"error": f"there is no {path}; try /metrics, /livez, /readyz, /startupz"})
+    return _json(404, {"error": f"there is no {path}; try /metrics, /livez, /readyz, /startupz, /v2"})
 
 
 def _verdict(word: str, reasons: dict[str, str], **extra: str) -> tuple[int, str, bytes]:

@@ -161,7 +161,7 @@ class Metrics:
         self.replicas_ready = gauge("replicas_ready", "Replicas that can take batches.")
         self.replica_restarts = counter("replica_restarts_total", "Replicas that were replaced.")
         self.canaries = counter(
-            "canary_runs_total", "Runs of the model's example in idle replicas: ok, wrong or failed.", "model", "result"
+            "canary_runs_total", "Runs of the canary in idle replicas: ok, wrong or failed.", "model", "result"
         )
         self.replica_gain = gauge(
             "replica_gain",
@@ -197,11 +197,26 @@ class Metrics:
         )
         self.breaker_opened = counter("breaker_opened_total", "Times that a model was found broken.", "model")
         self.dropped = counter("dropped_requests_total", "Requests given back unanswered, by why.", "reason")
+        self.skipped = counter(
+            "skipped_requests_total",
+            "Requests passed over that were deleted before they were answered (kafka.offset_out_of_range: skip).",
+            "topic",
+            "partition",
+        )
         self.events = counter("client_events_total", "Events of the Kafka client, by its name for them.", "name")
 
     def declared(self) -> list[tuple[str, str, tuple[str, ...], str]]:
         """Return name, kind, labels and meaning of every metric of ours."""
         return _declared(self)
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how many requests were answered by now, by outcome: ok or an error code."""
+        counts: dict[str, int] = {}
+        for sample in next(iter(self.requests.collect())).samples:
+            if sample.name.endswith("_total") and sample.value:
+                outcome = sample.labels["outcome"]
+                counts[outcome] = counts.get(outcome, 0) + int(sample.value)
+        return counts
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Remove the gauges of partitions that belong to somebody else now."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from forebay import precisions
 from forebay.batching.batcher import Batcher
 from forebay.breaker import MEND, Change
+from forebay.client_events import ClientEvents, End
 from forebay.custody import Custody
 from forebay.failures import Failures
 from forebay.health import Health
@@ -28,17 +28,9 @@ from forebay.stream.duplicates import Duplicates
 from forebay.stream.outbox import Outgoing
 
 _GAUGES_EVERY = 0.5
-_SAME_EVENT_EVERY = 10.0
 _UNASSIGNED_AFTER = 10.0
 _COLLECT_EVERY = 60.0
 _log = logger("worker")
-
-
-class End(NamedTuple):
-    """A partition that was read to its end: the offset behind everything in it, markers included."""
-
-    partition: Partition
-    offset: int
 
 
 class Observer:
@@ -55,7 +47,7 @@ class Observer:
         self._standstill = Standstill(health, rooms.consumer)
         self._gauges_at = 0.0
         self._now = 0.0
-        self._told: dict[str, float] = {}
+        self._events = ClientEvents(metrics, health, rooms.consumer)
         self._failures = Failures()
         self._collected_at = 0.0
         self._curves: dict[str, int] = {}
@@ -158,24 +150,8 @@ class Observer:
                 _log.warning(f"breaker_{change.state.replace(' ', '_')}", model=change.model, tries=change.tries)
 
     def events(self) -> list[End]:
-        """Take in what the client reported beside records; return the partitions that were read to their end.
-
-        The same event is logged once in a while.
-        """
-        ends: list[End] = []
-        while self._consumer.events:
-            event = self._consumer.events.popleft()
-            if event.is_end:
-                if event.partition is not None and event.offset is not None:
-                    ends.append(End(event.partition, event.offset))
-                continue
-            self._metrics.events.labels(event.name).inc()
-            self._health.trouble("kafka", f"{event.name}: {event.message}")
-            if self._now - self._told.get(event.name, -_SAME_EVENT_EVERY) >= _SAME_EVENT_EVERY:
-                self._told[event.name] = self._now
-                where = f"{event.partition.topic}/{event.partition.partition}" if event.partition else None
-                _log.warning("kafka_event", name=event.name, message=event.message, partition=where)
-        return ends
+        """Take in what the client reported beside records; return the partitions that were read to their end."""
+        return self._events.take(self._now)
 
     def cut(self, batch: Batch, now: float, batcher: Batcher) -> None:
         """Count a batch that is on its way to a replica."""

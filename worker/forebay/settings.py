@@ -6,7 +6,6 @@ nearest known one. Edge code: pydantic is welcome here and nowhere on the hot pa
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from forebay.errors import ConfigError
+from forebay.mistakes import SettingsError, nearest_variable, sentences
 from forebay.sections.base import Section
 from forebay.sections.batch import Batch, Limits
 from forebay.sections.delivery import Delivery
@@ -116,12 +116,32 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     Raises ConfigError with one sentence per mistake.
     """
     merged: dict[str, Any] = {}
-    for _, layer in layers(path, overrides):
+    sources = layers(path, overrides)
+    for _, layer in sources:
         _merge(merged, layer)
     try:
         return Settings(**merged)
     except ValidationError as error:
-        raise ConfigError("; ".join(_sentences(error))) from error
+        raise SettingsError(sentences(error, known_keys(), lambda key: _origin(sources, key))) from error
+
+
+def _origin(sources: list[tuple[str, dict[str, Any]]], key: str) -> str:
+    """Name what a value comes from where that is neither the file nor the command line, which are in plain sight."""
+    layers = dict(sources[1:])
+    parts = key.split(".")
+    if _has(layers["command line"], parts):
+        return ""
+    if _has(layers["environment"], parts):
+        return f" (from {ENV_PREFIX}{key.upper().replace('.', '__')})"
+    return " (from a secret file)" if _has(layers["secret file"], parts) else ""
+
+
+def _has(layer: Any, parts: list[str]) -> bool:
+    for part in parts:
+        if not isinstance(layer, Mapping) or part not in layer:
+            return False
+        layer = layer[part]
+    return True
 
 
 def layers(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> list[tuple[str, dict[str, Any]]]:
@@ -175,10 +195,11 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
 def _from_environment() -> dict[str, Any]:
     source = EnvSettingsSource(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__", case_sensitive=False)
     sections = {name.upper() for name in Settings.model_fields}
-    for name in _ours():
-        section = name.removeprefix(ENV_PREFIX).split("__")[0].upper()
-        if section not in sections:
-            raise ConfigError(f"unknown environment variable {name}{_nearest(name, _variables())}")
+    strange = [name for name in _ours() if name.removeprefix(ENV_PREFIX).split("__")[0].upper() not in sections]
+    if strange:
+        known = _variables()
+        told = [f"unknown environment variable {name}{nearest_variable(name, known, ENV_PREFIX)}" for name in strange]
+        raise SettingsError(told)
     files = {name.lower() for name in _ours() if _names_a_file(name)}
     source.env_vars = {key: value for key, value in source.env_vars.items() if key not in files}
     try:
@@ -242,6 +263,8 @@ def _from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
         section = nested
         for parent in parents:
             section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{dotted} cannot be set beside {parent}, which it is a part of: remove one of them")
         section[last] = value
     return nested
 
@@ -254,38 +277,3 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _nearest_key(key: str) -> str:
-    """Propose the key of that name in another section, else one like it in its own, or tell what the section has."""
-    section, _, name = ".".join(part for part in key.split(".") if not part.isdigit()).rpartition(".")
-    elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == name]
-    if len(elsewhere) == 1:
-        return f"; did you mean {elsewhere[0]}?"
-    prefix = f"{section}." if section else ""
-    siblings = [known.removeprefix(prefix) for known in known_keys() if prefix and known.startswith(prefix)]
-    siblings = siblings or list(Settings.model_fields)
-    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5 if section else 0.7)
-    if close:
-        return f"; did you mean {prefix}{close[0]}?"
-    return f"; {section} has {', '.join(siblings)}" if section else f"; the sections are {', '.join(siblings)}"
-
-
-def _sentences(error: ValidationError) -> Iterable[str]:
-    for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"])
-        if detail["type"] == "extra_forbidden":
-            yield f"unknown key {key}{_nearest_key(key)}"
-        else:
-            message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-            message = message.split(", unable to parse")[0]
-            given = detail["input"]
-            shown = f", not {given!r}" if isinstance(given, str | int | float | bool) and "must be" in message else ""
-            if "password" in key:
-                shown = ""
-            yield f"{key}: {message}{shown}" if key else message

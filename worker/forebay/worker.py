@@ -15,8 +15,8 @@ from forebay.batching.batcher import Batcher
 from forebay.breaker import Breakers
 from forebay.custody import Custody, Queue
 from forebay.dispatch import Dispatch
-from forebay.errors import EXIT_INTERNAL, DeviceLostError, ModelBrokenError
-from forebay.handing_on import hand_on
+from forebay.errors import EXIT_INTERNAL, DeviceLostError, ModelBrokenError, NoStartError
+from forebay.handing_on import hand_on, settle_until
 from forebay.health import Health
 from forebay.inference.replicas import Finished
 from forebay.logs import logger
@@ -84,6 +84,9 @@ class Worker:
                 while not self._stopping and not (finish and finish.reached(self._clock())):
                     self._turn()
                 self._drain()
+        except NoStartError:
+            self._drain()
+            raise
         except (DeviceLostError, ModelBrokenError):
             if self._batchers:
                 hand_on(self._committer, self._outbox, self._clock, self._poll_while_draining, self._settle)
@@ -268,10 +271,7 @@ class Worker:
             self._collect(now, BUSY_WAIT)
             self._settle(self._clock())
             self._observer.turn(now, self._batchers.values(), self._outbox)
-        while self._clock() < deadline and not self._committer.is_settled:
-            self._poll_while_draining()
-            self._settle(self._clock())
-            time.sleep(0.001)
+        settle_until(deadline, lambda: self._committer.is_settled, self._clock, self._poll_while_draining, self._settle)
         if left := self._custody.requests:
             given = {partition for partition, _ in self._offsets}
             self._committer.leave(given)  # with what is finished ahead

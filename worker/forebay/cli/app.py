@@ -1,18 +1,20 @@
 """The command line: one module per command, each with `register(app)`; heavy imports stay inside the commands.
 
-Every error of ours ends as one sentence on standard error and the exit code of its class; a traceback is a bug.
+Every error of ours ends as one sentence on standard error and the exit code of its class; a traceback is a bug, and
+exits with 70.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from importlib import import_module
 
 import typer
 
 from forebay import __version__
-from forebay.errors import EXIT_USAGE, ForebayError
+from forebay.errors import EXIT_INTERNAL, EXIT_USAGE, ForebayError
 
 COMMANDS = (
     "run",
@@ -37,6 +39,8 @@ COMMANDS = (
 app = typer.Typer(
     name="forebay",
     help="A Kafka consumer for batched PyTorch inference: one answer per request, offsets committed after it is safe.",
+    epilog="First steps, each with --config worker.yaml: forebay topics, check, run; then send, results, top. A Kafka "
+    "to try it with: forebay broker --port 9092. All at once: forebay demo.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -94,4 +98,11 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except Exception as error:  # the top: what nobody expected still ends with the code that says so
+        traceback.print_exc()
+        told = f"internal error, {type(error).__name__}: {error}".rstrip(": ")
+        typer.secho(
+            f"forebay: {told}; this is a bug of Forebay's: please report it with what is above", err=True, fg="red"
+        )
+        sys.exit(EXIT_INTERNAL)
     sys.exit(code if isinstance(code, int) else 0)

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 def measure(kafka: Kafka, requests: list[Prepared], shape: Shape, *, quiet: bool) -> Measured:
     """Run the load against whatever worker answers on the output topic."""
     from forebay.cli.load import Load
-    from forebay.cli.progress import counting
+    from forebay.cli.progress import counting, waiting_for_kafka
     from forebay.stream.exchange import Exchange, Route
+    from forebay.stream.tail import OPEN_SECONDS
 
     exchange = Exchange(kafka, Route(kafka.input_topics[0], kafka.output_topic))
-    exchange.open(timeout=10)
+    with waiting_for_kafka(kafka.bootstrap_servers, OPEN_SECONDS):
+        exchange.open(OPEN_SECONDS)
     try:
-        with counting("answered", quiet=quiet) as advance:
+        with counting("connecting", quiet=quiet) as advance:
             return Load(exchange, [(one.value, one.headers) for one in requests]).run(shape, advance)
     finally:
         exchange.close()
@@ -75,7 +77,8 @@ def bench(
 ) -> int:
     """Measure a running worker through Kafka: throughput, latency, batch sizes.
 
-    The requests of the files are sent round and round, each time under a new id. Exits with 1 if any is unanswered.
+    The requests of the files are sent round and round, each time under a new id. Exits with 1 if any is
+    unanswered, or none has a result.
     """
     import orjson
 
@@ -95,14 +98,16 @@ def bench(
         typer.echo(orjson.dumps(summary).decode())
     else:
         _print(summary)
-    return 1 if measured.unanswered or not summary["requests"] else 0
+    return 1 if measured.unanswered or not summary["statuses"].get("ok") else 0
 
 
 def _print(summary: dict[str, Any]) -> None:
+    from forebay.cli.outcomes import printable
+
     latency = summary["latency_ms"]
     sizes = summary["batch_sizes"]
     most = ", ".join(f"{size}: {count}" for size, count in sorted(sizes.items(), key=lambda pair: -pair[1])[:6])
-    statuses = ", ".join(f"{count} {status}" for status, count in summary["statuses"].items())
+    statuses = ", ".join(f"{count:,} {status}" for status, count in summary["statuses"].items())
     typer.echo(f"requests    {summary['requests']:,} in {summary['seconds']:.1f} s ({statuses or 'none'})")
     typer.echo(f"throughput  {summary['throughput']:,.0f} per second")
     typer.echo("latency     " + "  ".join(f"{name} {value} ms" for name, value in latency.items()))
@@ -110,5 +115,7 @@ def _print(summary: dict[str, Any]) -> None:
         f"mean {summary['batch_size']}  (requests by size: {most})" if most else "none: no request reached the model"
     )
     typer.echo(f"batch size  {batched}")
+    if summary["first_error"]:
+        typer.echo(f"an error    {printable(summary['first_error'])}")
     if summary["unanswered"]:
-        typer.echo(f"unanswered  {summary['unanswered']}")
+        typer.echo(f"unanswered  {summary['unanswered']:,}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,17 +22,23 @@ def register(app: typer.Typer) -> None:
 
 def examine(
     settings: Settings, search: list[Path], *, load: bool, topics_command: str = "forebay topics"
-) -> list[Finding]:
-    """Ask every question; a question that fails never keeps the next ones from being asked."""
+) -> Iterator[Finding]:
+    """Ask every question, one after the other; one that fails never keeps the next ones from being asked."""
     from forebay.cli.check_kafka import check_kafka
     from forebay.cli.check_machine import check_machine
     from forebay.cli.findings import ok
 
     models = ", ".join(f"{model.name}:{model.version}" for model in settings.served) or "no model"
-    findings = [ok("settings", f"valid; {models}, {settings.delivery.guarantee}, {settings.batch.dispatch}")]
-    findings += check_kafka(settings, topics_command)
-    findings += check_machine(settings, search, load=load)
-    return findings
+    yield ok("settings", f"valid; {models}, {settings.delivery.guarantee}, {settings.batch.dispatch}")
+    yield from check_kafka(settings, topics_command)
+    yield from check_machine(settings, search, load=load)
+
+
+def _names(settings: Settings) -> list[str]:
+    """Give the longest names of questions: a line is printed before it is known what the later ones are about."""
+    kafka = settings.kafka
+    topics = [f"topic {name}" for name in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic)]
+    return [*topics, f"group {kafka.group_id}", *(f"model {model.name}" for model in settings.served)]
 
 
 def check(
@@ -53,16 +60,22 @@ def check(
     from forebay.cli.findings import as_json, exit_code, failed, print_findings
     from forebay.cli.topics import topics_command
     from forebay.errors import ConfigError
+    from forebay.mistakes import SettingsError
 
+    findings: Iterable[Finding]
     try:
         settings = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap})
     except ConfigError as error:
-        findings = [failed("settings", str(error), "mend the configuration; forebay config schema tells every key")]
+        wrong = error.mistakes if isinstance(error, SettingsError) else [str(error)]
+        mend = "mend the configuration; forebay config schema tells every key"
+        findings = [failed("settings", one, mend if one is wrong[-1] else None) for one in wrong]
+        names = ["settings"]
     else:
         search = [Path.cwd(), *([config.resolve().parent] if config is not None else [])]
         findings = examine(settings, search, load=load, topics_command=topics_command(config, bootstrap, values))
-    if json:
-        typer.echo(orjson.dumps(as_json(findings), option=orjson.OPT_INDENT_2).decode())
-    else:
-        print_findings(findings)
-    return exit_code(findings)
+        names = _names(settings)
+    if not json:
+        return exit_code(print_findings(findings, names))
+    found = list(findings)
+    typer.echo(orjson.dumps(as_json(found), option=orjson.OPT_INDENT_2).decode())
+    return exit_code(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from forebay.cli.findings import Finding, failed, ok, skipped, warning
@@ -19,6 +19,7 @@ LETTER_OVERHEAD_BYTES = 4096
 
 def check_kafka(settings: Settings, topics_command: str = "forebay topics") -> Iterator[Finding]:
     """Ask everything about Kafka, from the address upwards. `topics_command` makes the missing topics."""
+    from forebay.cli.progress import waiting_for_kafka
     from forebay.stream.client_config import consumer_config, producer_config
     from forebay.stream.cluster import Cluster
     from forebay.stream.reaching import RefusedError
@@ -37,7 +38,8 @@ def check_kafka(settings: Settings, topics_command: str = "forebay topics") -> I
         return
     cluster = Cluster(kafka)
     try:
-        cluster.open()
+        with waiting_for_kafka(kafka.bootstrap_servers, cluster.timeout):
+            cluster.open()
     except RefusedError as error:
         yield failed("Kafka login", str(error), _login_fix(kafka))
         yield skipped("topics", "without a connection")
@@ -209,9 +211,10 @@ def _group(kafka: Kafka, cluster: Cluster) -> Iterator[Finding]:
         yield failed(question, "no READ right", fix)
         return
     present = [name for name in kafka.input_topics if name in cluster.topics]
-    try:
-        ends = admin.end_offsets(client_config(kafka), present)
+    try:  # in this order: workers that go on meanwhile look neither behind what is there nor beyond it
+        begins = admin.begin_offsets(client_config(kafka), present)
         committed = admin.committed_offsets(client_config(kafka), kafka.group_id, present)
+        ends = admin.end_offsets(client_config(kafka), present)
     except ForebayError as error:
         yield warning(question, f"its offsets cannot be read: {error}")
         return
@@ -219,5 +222,36 @@ def _group(kafka: Kafka, cluster: Cluster) -> Iterator[Finding]:
         start = {"earliest": "at the first record kept", "latest": "at the end", "error": "not at all"}
         yield ok(question, f"new: it will start {start[kafka.auto_offset_reset]} (kafka.auto_offset_reset)")
         return
-    behind = sum(end - committed.get(place, 0) for place, end in ends.items())
+    yield from _out_of_range(kafka, committed, begins, ends)
+    behind = sum(max(end - max(committed.get(place, 0), begins.get(place, 0)), 0) for place, end in ends.items())
     yield ok(question, f"{counted(behind, 'record')} behind the end")
+
+
+def _out_of_range(
+    kafka: Kafka,
+    committed: dict[tuple[str, int], int],
+    begins: dict[tuple[str, int], int],
+    ends: dict[tuple[str, int], int],
+) -> Iterator[Finding]:
+    """Find offsets of the group that their partitions do not have."""
+    from forebay.stream.troubles import reset_offsets
+
+    gone = {place: begins[place] - mark for place, mark in committed.items() if mark < begins.get(place, mark)}
+    if gone:
+        told = f"up to {counted(sum(gone.values()), 'request')} deleted before an answer, in {_named(gone)}"
+        if kafka.offset_out_of_range == "skip":
+            yield warning("offsets", f"{told}: the worker will skip and count them")
+        else:
+            by_hand = reset_offsets(kafka.group_id, kafka.bootstrap_servers, gone)
+            fix = f"set kafka.offset_out_of_range to skip, or {by_hand}"
+            yield failed("offsets", f"{told}: the worker would stop", fix)
+    beyond = [place for place, mark in committed.items() if mark > ends.get(place, mark)]
+    if beyond:
+        told = f"the group stands behind the end of {_named(beyond)}, which was made again, or cut"
+        yield warning("offsets", f"{told}: the worker will start there as kafka.auto_offset_reset says")
+
+
+def _named(places: Iterable[tuple[str, int]]) -> str:
+    """Name the first three partitions."""
+    names = [f"{topic} [{number}]" for topic, number in sorted(places)]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -38,7 +38,7 @@ def check_machine(settings: Settings, search: list[Path], *, load: bool) -> Iter
     """Ask everything about this machine. `search` are folders to import models from; `load` False loads none."""
     yield from _models(settings, search, load=load)
     yield _memory(settings)
-    yield _port(settings.ops)
+    yield _port(settings.ops, settings.kafka.group_id)
 
 
 def _models(settings: Settings, search: list[Path], *, load: bool) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _container_limit() -> int | None:
         return None
 
 
-def _port(ops: Ops) -> Finding:
+def _port(ops: Ops, group: str) -> Finding:
     if ops.port == 0:
         return ok("HTTP port", "a free one is taken at start")
     family = socket.AF_INET6 if ":" in ops.host else socket.AF_INET
@@ -154,8 +154,18 @@ def _port(ops: Ops) -> Finding:
         try:
             listener.bind((ops.host, ops.port))
         except OSError as error:
-            told = f"{ops.host}:{ops.port} cannot be taken: {(error.strerror or str(error)).lower()}"
-            return failed(
-                "HTTP port", told, "stop what listens there (another worker?), or set ops.port; 0 takes a free one"
-            )
+            return _taken(ops, group, (error.strerror or str(error)).lower())
     return ok("HTTP port", f"{ops.host}:{ops.port} is free")
+
+
+def _taken(ops: Ops, group: str, why: str) -> Finding:
+    """Tell whose the port is: beside a running worker of this group a check of its configuration is no failure."""
+    from forebay.cli.at_hand import worker_at_hand
+
+    question, where, free = "HTTP port", f"{ops.host}:{ops.port}", "set ops.port to another; 0 takes a free one"
+    worker = worker_at_hand(ops)
+    if worker is None:
+        return failed(question, f"{where} cannot be taken: {why}", f"stop what listens there, or {free}")
+    if worker.group_id == group:
+        return warning(question, f"a worker of this group, {group}, runs on {where}", f"for one more here {free}")
+    return failed(question, f"a worker of another group, {worker.group_id}, runs on {where}", free)

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from forebay.wording import counted, times
 
 if TYPE_CHECKING:
     from forebay.cli.letters import Letter, Selection
+    from forebay.cli.progress import Advance
     from forebay.settings import Kafka
 
 Codes = Annotated[
@@ -36,10 +37,12 @@ Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most
 def reading(kafka: Kafka, selection: Selection) -> Iterator[Iterator[Letter]]:
     """Open the dead letter topic and yield its letters up to the end found now."""
     from forebay.cli.letters import Letter
-    from forebay.stream.tail import Tail
+    from forebay.cli.progress import waiting_for_kafka
+    from forebay.stream.tail import OPEN_SECONDS, Tail
 
     tail = Tail(kafka, [kafka.dead_letter_topic], "beginning" if selection.since_ms is None else selection.since_ms)
-    tail.open()
+    with waiting_for_kafka(kafka.bootstrap_servers, OPEN_SECONDS):
+        tail.open()
     try:
         letters = (Letter(record) for record in tail.read_to_end())
         yield (letter for letter in letters if selection.takes(letter))
@@ -78,41 +81,57 @@ def list_letters(
     config: ConfigFile = None,
     values: SetValues = None,
 ) -> None:
-    """List dead letters, oldest first within each partition, with their error."""
-    import itertools
+    """List dead letters with their error, oldest first: by the time when they were written, over all partitions.
 
+    Each has its place, PARTITION/OFFSET, which forebay dlq show takes. With --limit the oldest of those selected.
+    """
     import orjson
+
+    from forebay.cli.letters import oldest
+    from forebay.cli.progress import counting
+
+    kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
+    selection = select(code, model, id, since, until)
+    with reading(kafka, selection) as letters, counting("reading dead letters", quiet=json) as advance:
+        found, total = oldest(_counting(letters, advance), limit)
+    for one in found:
+        if json:
+            typer.echo(orjson.dumps(one).decode())
+        else:
+            _print(one)
+    if not json:
+        codes = Counter(str(one["code"]) for one in found)
+        by_code = ", ".join(f"{count} {name}" for name, count in codes.most_common())
+        shown = f"the oldest {len(found):,} of {counted(total, 'dead letter')}"
+        told = shown if total > len(found) else counted(total, "dead letter")
+        typer.echo(f"{told} on {kafka.dead_letter_topic}{': ' + by_code if by_code else ''}", err=True)
+
+
+def _counting(letters: Iterator[Letter], advance: Advance) -> Iterator[Letter]:
+    for number, letter in enumerate(letters, start=1):
+        if number % 256 == 0:
+            advance(number)
+        yield letter
+
+
+def _print(one: dict[str, Any]) -> None:
+    """Print a letter in two lines."""
     from rich.console import Console
     from rich.text import Text
 
     from forebay.cli.letters import show_time
     from forebay.cli.outcomes import printable
 
-    kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     console = Console(highlight=False, soft_wrap=True)
-    codes: Counter[str] = Counter()
-    with reading(kafka, select(code, model, id, since, until)) as letters:
-        for letter in itertools.islice(letters, limit):
-            codes[letter.code] += 1
-            if json:
-                typer.echo(orjson.dumps(letter.as_json()).decode())
-                continue
-            written = show_time(letter.record.timestamp_ms)[:19]
-            console.print(
-                Text.assemble(
-                    (letter.place, "bold"), f"  {written}  ", (letter.code, "red"), f"  {printable(letter.id)}"
-                )
-            )
-            console.print(Text(f"    {printable(letter.message)} ({letter.origin}, {_counted(letter)})", "dim"))
-    if not json:
-        by_code = ", ".join(f"{count} {name}" for name, count in codes.most_common())
-        letters_found = counted(codes.total(), "dead letter")
-        typer.echo(f"{letters_found} on {kafka.dead_letter_topic}{': ' + by_code if by_code else ''}", err=True)
+    head = (f"{one['place']}", "bold"), f"  {show_time(one['timestamp_ms'])[:19]}  ", (f"{one['code']}", "red")
+    console.print(Text.assemble(*head, f"  {printable(one['id'])}"))
+    tried = _counted(one["attempts"], one["replays"])
+    console.print(Text(f"    {printable(one['message'])} ({one['origin']}, {tried})", "dim"))
 
 
-def _counted(letter: Letter) -> str:
-    replays = f", replayed {times(letter.replays)}" if letter.replays else ""
-    return f"{counted(letter.attempts, 'attempt')}{replays}"
+def _counted(attempts: int, replays: int) -> str:
+    replayed = f", replayed {times(replays)}" if replays else ""
+    return f"{counted(attempts, 'attempt')}{replayed}"
 
 
 def show(
@@ -126,7 +145,7 @@ def show(
     import orjson
 
     from forebay.cli.letters import Selection, show_time
-    from forebay.cli.outcomes import as_text, headers_as_json, printable
+    from forebay.cli.outcomes import as_text, headers_as_json, printable, shown_value
 
     kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     with reading(kafka, Selection()) as letters:
@@ -140,9 +159,11 @@ def show(
         typer.echo(orjson.dumps(told).decode())
         return
     typer.echo(printable(f"{found.id}: {found.code}: {found.message}"))
-    typer.echo(f"from {found.origin}, written {show_time(record.timestamp_ms)}, {_counted(found)}\n")
+    typer.echo(
+        f"from {found.origin}, written {show_time(record.timestamp_ms)}, {_counted(found.attempts, found.replays)}\n"
+    )
     for name, value in headers.items():
-        typer.echo(printable(f"  {name}: {value}"))
+        typer.echo(printable(f"  {name}: {shown_value(value)}"))
     payload = record.value or b""
     typer.echo(f"\n{counted(len(payload), 'byte')}:")
     typer.echo(printable(payload[:4096].decode("utf-8", "backslashreplace")) + ("…" if len(payload) > 4096 else ""))
@@ -172,7 +193,8 @@ def replay(
     """Publish dead letters again, byte for byte, to the topics they came from.
 
     A replayed request is a new record: it gets a new outcome. The letters stay where they are, so that a second
-    replay of the same letters sends them again; the summary gives the --since that leaves them out.
+    replay of the same letters sends them again; the summary gives the --since that leaves them out. With --limit the
+    oldest of those selected are sent.
     """
     import orjson
 
@@ -186,7 +208,7 @@ def replay(
             done.replayed = sum(1 for _ in eligible(letters, limit, max_replays, done))
         else:
             done = replay_letters(kafka, letters, limit, max_replays, rate)
-    next_since = None if dry_run or done.newest_ms is None else show_time(done.newest_ms + 1)
+    next_since = None if dry_run or done.newest_ms is None else show_time(done.newest_ms + (0 if done.cut_short else 1))
     if json:
         told = {"dry_run": dry_run, "replayed": done.replayed, "failed": done.failed, "topics": done.topics}
         left_out = {"replayed_too_often": done.exhausted, "without_origin": done.homeless, "next_since": next_since}
@@ -199,5 +221,6 @@ def replay(
         if done.homeless:
             typer.echo(f"left out {done.homeless} without {'kafka_dlt-original-topic'}: not written by Forebay")
         if next_since:
-            typer.echo(f"to leave these out next time: --since {next_since}")
+            again = ", which sends those of its first millisecond again" if done.cut_short else ""
+            typer.echo(f"to leave these out next time: --since {next_since}{again}")
     return 1 if done.failed else 0

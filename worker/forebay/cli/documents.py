@@ -63,6 +63,8 @@ def _short_form(origin: str, found: dict[str, Any], form: Form) -> Prepared:
     options = form.options.copy()
     if isinstance(found.get("id"), str):
         options["id"] = found.pop("id")
+    elif isinstance(found.get("id"), int):
+        raise UsageError(f'{origin}: a request id is a string: write "id": "{found["id"]}"')
     if isinstance(found.get("parameters"), dict):
         options["parameters"] = found.pop("parameters")
     outputs = found.get("outputs")

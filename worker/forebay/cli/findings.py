@@ -69,8 +69,11 @@ def as_json(findings: list[Finding]) -> dict[str, Any]:
     return {"ok": code == 0, "exit_code": code, "findings": shown}
 
 
-def print_findings(findings: list[Finding]) -> None:
-    """Print a line per answer, each failure with its fix below it, each way on a line of its own, ready to copy."""
+def print_findings(findings: Iterable[Finding], names: Iterable[str]) -> list[Finding]:
+    """Print a line per answer as it comes, and what they come to; return them. `names` are what the lines may be about.
+
+    Each failure has its fix below it, each way on a line of its own, ready to copy.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -81,13 +84,16 @@ def print_findings(findings: list[Finding]) -> None:
         State.SKIPPED: ("–", "dim"),
     }
     console = Console(highlight=False, soft_wrap=True)
-    width = max(len(finding.question) for finding in findings)
+    width = max(len(name) for name in ("advertised addresses", *names))
+    told_all = []
     for finding in findings:
+        told_all.append(finding)
         mark, style = marks[finding.state]
         told = Text(finding.told, "dim" if finding.state is State.SKIPPED else "")
         console.print(Text.assemble((mark, style), " ", (finding.question.ljust(width), "bold"), "  ", told))
         for number, line in enumerate((finding.fix or "").splitlines()):
             console.print(Text(f"  {'or' if number else '→'} {line}", style))
-    counts = {state: sum(1 for one in findings if one.state is state) for state in State}
+    counts = {state: sum(1 for one in told_all if one.state is state) for state in State}
     warnings = counted(counts[State.WARNING], "warning")
     console.print(f"\n{counts[State.FAILED]} failed, {warnings}, {counts[State.OK]} ok")
+    return told_all

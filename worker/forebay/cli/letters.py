@@ -6,7 +6,7 @@ Pure: records in, values out.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -104,6 +104,11 @@ class Letter:
         """Where the letter itself is, as PARTITION/OFFSET."""
         return f"{self.record.partition}/{self.record.offset}"
 
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """What letters are ordered by: when they were written, then where they are."""
+        return self.record.timestamp_ms, self.record.partition, self.record.offset
+
     def request_headers(self) -> Headers:
         """Give the request's own headers, byte for byte, with the replay counted."""
         kept = list(self.record.headers)
@@ -129,6 +134,14 @@ class Letter:
             "timestamp_ms": self.record.timestamp_ms,
             "bytes": len(self.record.value or b""),
         }
+
+
+def oldest(letters: Iterable[Letter], limit: int | None) -> tuple[list[dict[str, Any]], int]:
+    """Give the oldest letters as plain values, without payload, in order, and how many there are in all."""
+    # Payloads are let go while reading: a topic of dead letters may be larger than this machine's memory.
+    found = [(letter.age, letter.as_json()) for letter in letters]
+    found.sort(key=lambda pair: pair[0])
+    return [told for _, told in found[:limit]], len(found)
 
 
 def parse_time(text: str | None, now: datetime) -> int | None:

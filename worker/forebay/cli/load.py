@@ -6,6 +6,7 @@ measurement down and look fast.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -14,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.calls import InferenceTimeoutError
+from forebay.cli.progress import Advance
 from forebay.records import Record
 from forebay.stream.exchange import Exchange, Sent
-from forebay.wire import text_header
+from forebay.wire import WireError, parse_outcome, text_header
 from forebay_schemas import headers as names
+
+TELL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Measured:
     batches: Counter[int] = field(default_factory=Counter)
     sent: int = 0
     unanswered: int = 0
+    first_error: str | None = None
     seconds: float = 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -58,6 +63,7 @@ class Measured:
             "batch_sizes": {str(size): count for size, count in sorted(self.batches.items())},
             "statuses": dict(self.statuses),
             "unanswered": self.unanswered,
+            "first_error": self.first_error,
         }
 
 
@@ -72,10 +78,12 @@ class Load:
         self._room = threading.Semaphore(0)
         self._under_way: set[int] = set()
         self._measure_from = 0.0
+        self._tell_from = 0.0
+        self._warmed_up = 0
         self._last = 0.0
 
-    def run(self, shape: Shape, advance: Any = None) -> Measured:
-        """Send for warm-up and duration, then wait for what is under way."""
+    def run(self, shape: Shape, advance: Advance | None = None) -> Measured:
+        """Send for warm-up and duration, then wait for what is under way; `advance` is told of it now and then."""
         self._room = threading.Semaphore(shape.window)
         start = time.monotonic()
         self._measure_from = start + shape.warm_up
@@ -85,11 +93,20 @@ class Load:
             self._wait_until(due, shape)
             self._send(number, due if shape.rate else time.monotonic(), shape)
             number += 1
-            if advance is not None and number % 64 == 0:
-                advance(len(self._measured.latencies))
+            if advance is not None and (now := time.monotonic()) >= self._tell_from:
+                self._tell_from = now + TELL_SECONDS
+                self._tell(advance, now)
+        if advance is not None:
+            advance(len(self._measured.latencies), f"waiting for the last {len(self._under_way):,}; answered")
         self._drain(shape.timeout)
         self._measured.seconds = max(self._last - self._measure_from, 0.0)
         return self._measured
+
+    def _tell(self, advance: Advance, now: float) -> None:
+        if now < self._measure_from:
+            advance(self._warmed_up, "warming up, not measured; answered")
+        else:
+            advance(len(self._measured.latencies), "measuring; answered")
 
     def _due(self, start: float, number: int, shape: Shape) -> float:
         return start + number / shape.rate if shape.rate else time.monotonic()
@@ -118,6 +135,7 @@ class Load:
         with self._lock:
             self._under_way.discard(number)
             if due < self._measure_from:
+                self._warmed_up += 1
                 return
             error = future.exception()
             if error is not None:
@@ -129,6 +147,9 @@ class Load:
         code = text_header(record.headers, names.ERROR_CODE)
         size = text_header(record.headers, names.BATCH_SIZE)
         self._measured.statuses[code or names.OK] += 1
+        if code is not None and self._measured.first_error is None:
+            with contextlib.suppress(WireError):
+                self._measured.first_error = str(parse_outcome(record.value or b"", record.headers))
         self._measured.latencies.append(latency)
         self._last = now
         if size and size.isdigit() and int(size):

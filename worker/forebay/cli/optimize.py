@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.options import AsJson, ConfigFile, SetValues, read_settings
-from forebay.errors import ModelError, UsageError
+from forebay.errors import ConfigError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,8 +99,12 @@ def _model(settings: Settings, name: str | None) -> ModelSettings:
     served = {model.name: model for model in settings.served}
     if name is None and len(served) == 1:
         return next(iter(served.values()))
+    if not served:
+        raise ConfigError("no model is configured: set model.factory (package.module:Class), for example in --config")
+    if name is None:
+        raise UsageError(f"the settings have several models; choose one with --model: {', '.join(served)}")
     if name not in served:
-        raise UsageError(f"choose one with --model: {', '.join(served) or 'no model is configured'}")
+        raise UsageError(f"the settings have no model {name!r}; choose one with --model: {', '.join(served)}")
     return served[name]
 
 
@@ -114,11 +118,13 @@ def _questions(
     import msgspec
 
     from forebay.inference.assembly import start_of
+    from forebay.inference.cores import share
     from forebay.inference.staging import SlotSize
     from forebay.inference.verdicts import DEFAULT_MOST, Question
 
     base = start_of(model, settings.inference, settings.batch, search, SlotSize(0, 0))
     base.sharing, base.session = 1, ""
+    base.cpu_threads = share(1 if settings.inference.executor == "inline" else settings.inference.replicas)
     precisions, compilers, recipes = chosen
     pairs = list(dict.fromkeys([("fp32", "none"), *[(one, how) for how in compilers for one in precisions]]))
     most = DEFAULT_MOST if settings.inference.max_deviation is None else settings.inference.max_deviation
@@ -139,7 +145,7 @@ def _compare(questions: Sequence[Question], timeout: float, *, quiet: bool) -> C
     answers: list[Answer] = []
     with counting("measured", len(questions), quiet=quiet) as advance:
         for question in questions:
-            answers.append(_ask(question, timeout))
+            answers.append(_known(question, answers) or _ask(question, timeout))
             advance(len(answers))
             if answers[-1].error and (len(answers) == 1 or question.output):
                 raise ModelError(answers[-1].error)
@@ -155,6 +161,21 @@ def _compare(questions: Sequence[Question], timeout: float, *, quiet: bool) -> C
     written = next((one.written for one in answers if one.written), "")
     device = next((one.device for one in answers if one.device), "unknown")
     return Comparison(questions[0].start.model, device, most, tried, adopted, notes, written)
+
+
+def _known(question: Question, answers: Sequence[Answer]) -> Answer | None:
+    """Return the answer where it is known: what the machine lacks for a precision or a compilation it lacks for all."""
+    from forebay.cli.optimize_view import NOT_HERE
+    from forebay.inference.messages import Tried
+    from forebay.inference.verdicts import Answer
+
+    precision, how = question.start.precision, question.start.compile
+    for one in answers:
+        tried = one.tried
+        is_alike = (tried.precision, tried.compile) in ((precision, "none"), ("fp32", how))
+        if is_alike and tried.verdict.startswith(NOT_HERE):
+            return Answer(Tried(precision, how, sparsity=question.sparsity, verdict=tried.verdict), one.device)
+    return None
 
 
 def _once_more(baseline: Tried, again: Tried) -> list[str]:
@@ -193,7 +214,7 @@ def _ask(question: Question, timeout: float) -> Answer:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "forebay.cli.optimize_probe"],
-            input=msgspec.json.encode(question),
+            input=msgspec.msgpack.encode(question),
             capture_output=True,
             timeout=timeout,
             check=False,
@@ -201,9 +222,9 @@ def _ask(question: Question, timeout: float) -> Answer:
     except subprocess.TimeoutExpired:
         return Answer(nothing, error=f"not measured after {timeout:g} s; raise inference.start_timeout_ms")
     try:
-        return msgspec.json.decode(done.stdout, type=Answer)
+        return msgspec.msgpack.decode(done.stdout, type=Answer)
     except msgspec.DecodeError:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return Answer(
-            nothing, error=f"its process ended with {done.returncode}: {lines[-1] if lines else 'no message'}"
-        )
+        code = done.returncode
+        ended = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
+        return Answer(nothing, error=f"its process {ended}{f': {lines[-1]}' if lines else ''}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from forebay.inference.messages import Tried
 
 _WIDE = 120
+NOT_HERE, _FAILS = "not here", "fails"
 
 
 @dataclass(slots=True)
@@ -64,41 +65,70 @@ class Comparison:
 
 
 def show(found: Comparison) -> None:
-    """Print the table, what it says, and the lines to paste."""
+    """Print the table, what it says, and the lines to paste. What the machine has not is one line for each reason."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
     if not console.is_terminal:
         console.width = _WIDE
-    rows = found.baseline.full_rows
-    table = Table(title=f"{found.model} on {found.device}", title_justify="left", box=None, pad_edge=False)
-    for name in ("precision", "compile", "sparsity"):
-        table.add_column(name, no_wrap=True)
-    for name in (f"{rows} rows, ms", "1 row, ms", "speed", "deviation"):
+    title = f"{escape(found.model)} on {escape(found.device)}: batches of {found.baseline.full_rows} rows"
+    table = Table(title=f"{title}, {found.most:g} deviation allowed", title_justify="left", box=None, pad_edge=False)
+    table.add_column("candidate", no_wrap=True)
+    for name in ("batch, ms", "row, ms", "speed", "deviation"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", min_width=18, overflow="fold")
+    table.add_column("verdict", overflow="fold")
     for one in found.tried:
-        speed = _speedup(one, found.baseline)
-        ran = one.full_seconds > 0
-        table.add_row(
-            one.precision,
-            one.compile,
-            one.sparsity or "–",
-            f"{one.full_seconds * 1000:.3f}" if ran else "–",
-            f"{one.one_seconds * 1000:.3f}" if ran else "–",
-            f"{speed:.2f}×" if speed else "–",
-            f"{one.deviation:.2g}" if ran else "–",
-            one.verdict,
-            style="bold green" if one is found.adopted else None if ran else "dim",
-        )
+        if not one.verdict.startswith(NOT_HERE):
+            table.add_row(*_cells(one, found), style="bold green" if one is found.adopted else None)
     console.print(table)
+    for line in (*_reasons(found.tried, NOT_HERE), *_reasons(found.tried, _FAILS)):
+        console.print(line, highlight=False, markup=False, style="dim")
     for note in found.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
     if found.written:
         console.print(f"written: {found.written}; set model.weights to it", highlight=False, markup=False)
     if found.settings:
         console.print(f"\n{found.settings}", highlight=False, markup=False, end="")
+    else:
+        console.print(f"\nnothing to set: no candidate ran and deviates at most {found.most:g}", highlight=False)
+
+
+def _cells(one: Tried, found: Comparison) -> list[str]:
+    ran, speed = one.full_seconds > 0, _speedup(one, found.baseline)
+    verdict = _FAILS if one.verdict.startswith(_FAILS) else one.verdict.removesuffix(f" more than {found.most:g}")
+    return [
+        _label(one),
+        f"{one.full_seconds * 1000:.3f}" if ran else "–",
+        f"{one.one_seconds * 1000:.3f}" if ran else "–",
+        f"{speed:.2f}×" if speed else "–",
+        f"{one.deviation:.2g}" if ran else "–",
+        verdict,
+    ]
+
+
+def _label(one: Tried) -> str:
+    return " ".join(
+        part for part in (one.precision, one.compile if one.compile != "none" else "", one.sparsity) if part
+    )
+
+
+def _reasons(tried: Sequence[Tried], kind: str) -> Iterator[str]:
+    """Yield a line for each reason of a kind: for a precision or a compilation where it concerns nothing else."""
+    groups: dict[str, list[Tried]] = {}
+    for one in tried:
+        if one.verdict.startswith(kind):
+            groups.setdefault(one.verdict.removeprefix(kind).removeprefix(": "), []).append(one)
+    for reason, some in groups.items():
+        precisions, compilers = ({getattr(one, name) for one in some} for name in ("precision", "compile"))
+        if len(some) > 1 and len(precisions) == 1:
+            names = some[0].precision
+        elif len(some) > 1 and len(compilers) == 1:
+            names = some[0].compile
+        else:
+            names = ", ".join(map(_label, some))
+        yield f"{kind}: {names}: {reason}"
 
 
 def _ms(seconds: float) -> float | None:

@@ -68,6 +68,13 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
+def shown_value(value: Any) -> str:
+    """Show a header's value, bytes as `--header` takes them: 0x and their hexadecimal digits."""
+    if isinstance(value, dict):
+        return f"0x{base64.b64decode(value['base64']).hex()}"
+    return "(none)" if value is None else str(value)
+
+
 def as_text(value: bytes | None) -> Any:
     """Give UTF-8 as text, other bytes as `{"base64": …}`."""
     if value is None:

@@ -148,13 +148,13 @@ def _verify_numbers(speed: float, overhead_ms: float) -> None:
 
 def _verify_plot(path: Path) -> None:
     """Find out before a minute of work that nothing can be drawn."""
-    from forebay.cli.plan_plot import pyplot
-
-    pyplot()
     if not path.resolve().parent.is_dir():
         raise UsageError(f"--plot {path}: there is no folder {path.parent}")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {path}: name a .png, .svg or .pdf file")
+    from forebay.cli.plan_plot import pyplot
+
+    pyplot()
 
 
 def _random(rate: float | None, count: int, burst: int, seed: int) -> Traffic:

@@ -45,16 +45,18 @@ def from_topic(
     kafka: Kafka, topic: str, last: int, minutes: float | None, advance: Callable[[int], None] | None = None
 ) -> list[Seen]:
     """Read the last records of a topic, or those of the last minutes, in order of time. Joins no group."""
-    from forebay.stream.tail import Last, Tail
+    from forebay.cli.progress import waiting_for_kafka
+    from forebay.stream.tail import OPEN_SECONDS, Last, Tail
 
-    if minutes is None:
-        partitions = Tail.require(kafka, topic)
-        share = min(last, math.ceil(2 * last / partitions))
-        tail = Tail(kafka, [topic], Last(share))
-    else:
-        share = 0
-        tail = Tail(kafka, [topic], int(time.time() * 1000 - minutes * _MINUTE_MS))
-    tail.open()
+    with waiting_for_kafka(kafka.bootstrap_servers, OPEN_SECONDS):
+        if minutes is None:
+            partitions = Tail.require(kafka, topic)
+            share = min(last, math.ceil(2 * last / partitions))
+            tail = Tail(kafka, [topic], Last(share))
+        else:
+            share = 0
+            tail = Tail(kafka, [topic], int(time.time() * 1000 - minutes * _MINUTE_MS))
+        tail.open()
     look = _Look()
     found: list[Seen] = []
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import typer
@@ -17,13 +18,14 @@ from forebay.stream.publish import DeliveryError, Publication, Publisher, Receip
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay did."""
+    """What a replay did. `cut_short` says that others were written in the millisecond of the newest one."""
 
     replayed: int = 0
     exhausted: int = 0
     homeless: int = 0
     failed: int = 0
     newest_ms: int | None = None
+    cut_short: bool = False
     topics: Counter[str] = field(default_factory=Counter)
 
 
@@ -65,17 +67,26 @@ def replay_letters(
 def eligible(
     letters: Iterator[Letter], limit: int | None, max_replays: int, done: Replayed
 ) -> Iterator[tuple[Letter, str]]:
-    """Give the letters that may be replayed, each with its topic; count the others."""
-    taken = 0
+    """Give the letters that may be replayed, each with its topic; count the others. With a limit, the oldest ones.
+
+    Not the first that are read: those are of one partition, and a later `--since` would pass over older ones of others.
+    """
+    found: Iterable[tuple[Letter, str]] = _may_go_again(letters, max_replays, done)
+    if limit is not None:
+        first = heapq.nsmallest(limit + 1, found, key=lambda pair: pair[0].age)
+        done.cut_short = len(first) > limit and first[limit - 1][0].age[0] == first[limit][0].age[0]
+        found = first[:limit]
+    for letter, topic in found:
+        done.topics[topic] += 1
+        done.newest_ms = max(done.newest_ms or 0, letter.record.timestamp_ms)
+        yield letter, topic
+
+
+def _may_go_again(letters: Iterator[Letter], max_replays: int, done: Replayed) -> Iterator[tuple[Letter, str]]:
     for letter in letters:
-        if limit is not None and taken >= limit:
-            return
         if letter.replays >= max_replays:
             done.exhausted += 1
         elif letter.topic is None:
             done.homeless += 1
         else:
-            taken += 1
-            done.topics[letter.topic] += 1
-            done.newest_ms = max(done.newest_ms or 0, letter.record.timestamp_ms)
             yield letter, letter.topic

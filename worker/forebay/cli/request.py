@@ -38,21 +38,28 @@ def exchange_one(
     Raises InferenceTimeoutError, which says how far it came.
     """
     from forebay.calls import InferenceTimeoutError
+    from forebay.cli.progress import waiting_for, waiting_for_kafka
     from forebay.records import Reply
     from forebay.stream.exchange import Exchange, Route
+    from forebay.stream.tail import OPEN_SECONDS
 
     reply = Reply(reply_to, None) if reply_to else None
     exchange = Exchange(kafka, Route(kafka.input_topics[0], kafka.output_topic, reply))
-    exchange.open(timeout=10)
+    with waiting_for_kafka(kafka.bootstrap_servers, seconds := min(OPEN_SECONDS, timeout)):
+        exchange.open(seconds)
+    sent = None
     try:
         sent = exchange.send(request.value, id.encode(), request.headers)
-        record = sent.future.result(timeout)
+        with waiting_for(f"the result of request {id}", timeout):
+            record = sent.future.result(timeout)
         return record, time.monotonic() - sent.sent_at
     except TimeoutError as error:
         raise InferenceTimeoutError(
-            f"no result for request {id} within {timeout:g} s: {exchange.explain(sent)}"
+            f"no result for request {id} within {timeout:g} s: {exchange.explain(sent) if sent else 'it was not sent'}"
         ) from error
     finally:
+        if sent is not None:  # nobody waits for it any more, so closing need not either
+            exchange.abandon(sent)
         exchange.close()
 
 
@@ -100,7 +107,7 @@ def request(
     reply_to: Annotated[
         str | None, typer.Option("--reply-to", help="A reply topic; default: the output topic.", show_default=False)
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 30.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait.")] = 30.0,
     json: AsJson = False,
     bootstrap: Bootstrap = None,
     config: ConfigFile = None,

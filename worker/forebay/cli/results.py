@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.options import AsJson, Bootstrap, ConfigFile, SetValues, read_settings
+from forebay.wording import counted
 
 if TYPE_CHECKING:
     from forebay.records import Record
@@ -32,14 +33,19 @@ def show(record: Record, json: bool) -> None:
 def follow(tail: Tail, ids: list[str], count: int | None, until_end: bool, timeout: float | None, json: bool) -> int:
     """Print outcomes until there are enough, the end is reached or time is up; returns how many."""
     from forebay.cli.outcomes import matches
+    from forebay.stream.troubles import plain_cause
 
-    shown = 0
+    shown, is_cut_off = 0, False
     deadline = None if timeout is None else time.monotonic() + timeout
     while (count is None or shown < count) and not (until_end and tail.at_end):
         left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
         if left <= 0:
             break
-        for record in tail.read(wait=left):
+        records = tail.read(wait=left)
+        if (why := tail.take_outage()) is not None and not is_cut_off:
+            typer.echo(f"no broker answers ({plain_cause(why)}): waiting for one", err=True)
+        is_cut_off = not records and (is_cut_off or why is not None)
+        for record in records:
             if matches(record, ids) and (count is None or shown < count):
                 show(record, json)
                 shown += 1
@@ -77,7 +83,7 @@ def results(
         list[str] | None, typer.Option("--id", help="Only this request id; repeatable.", show_default=False)
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="Stop after this many seconds.", show_default=False)
+        float | None, typer.Option("--timeout", min=0, help="Stop after this many seconds.", show_default=False)
     ] = None,
     json: AsJson = False,
     bootstrap: Bootstrap = None,
@@ -88,16 +94,22 @@ def results(
 
     Exits with 1 if --count or --id was given and fewer outcomes came before --timeout.
     """
-    from forebay.stream.tail import Tail
+    from forebay.cli.progress import waiting_for_kafka
+    from forebay.stream.tail import OPEN_SECONDS, Tail
 
     kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     ids = id or []
     wanted = count if count is not None else len(ids) or None
     tail = Tail(kafka, [topic or kafka.output_topic], "beginning" if from_beginning else "end")
-    tail.open()
+    with waiting_for_kafka(kafka.bootstrap_servers, OPEN_SECONDS):
+        tail.open()
     _say_from_where(topic or kafka.output_topic, from_beginning, until_end)
     try:
         shown = follow(tail, ids, wanted, until_end, timeout, json)
     finally:
         tail.close()
-    return 1 if wanted is not None and shown < wanted else 0
+    if wanted is None or shown >= wanted:
+        return 0
+    why = "the end" if timeout is None else f"{timeout:g} s"
+    typer.echo(f"{shown:,} of {counted(wanted, 'outcome')} came by {why}", err=True)
+    return 1

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ LEAVE_SECONDS = 20.0
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run", help="Run the worker: read requests, batch them, run the model, answer, commit.")(run)
+    app.command("run")(run)
 
 
 def run(
@@ -55,7 +56,12 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run the worker until SIGTERM or Ctrl-C, which drain it; a second one leaves at once. SIGHUP reloads models."""
+    """Run the worker: read requests, batch them, run the model, answer, commit.
+
+    SIGTERM or Ctrl-C drain it: what was read is answered and committed; a second one leaves at once. SIGHUP reloads
+    models. Kafka may come up 15 s later than the worker. Exits with 0 when drained, 69 if Kafka is not reachable at the
+    start, 75 if the device or the model is lost, 78 if the configuration is wrong.
+    """
     from forebay.supervision.tether import tether_of_this_worker
 
     hangups = _remember_hangups()
@@ -92,7 +98,9 @@ def serve(
     `read_again` reads the settings once more, for a reload; `hangups` has the SIGHUPs that came before this one's own.
     """
     from forebay import failpoints, logs
+    from forebay.about import About
     from forebay.assembly import build_rooms
+    from forebay.failures import account
     from forebay.health import Health, OpsServer, answer
     from forebay.metrics import Metrics
     from forebay.supervision.devices import settings_for
@@ -109,10 +117,13 @@ def serve(
         log.warning("failpoints", armed=armed)
     limits, until = _look_at_topics(settings, until_end)
     metrics, health = Metrics(), Health()
+    health.about = About(settings.kafka.group_id, settings.kafka.input_topics)
     server = OpsServer(settings.ops, lambda path: answer(path, health, metrics.registry))
     log.info("ops", ops_url=(url := server.start()))
+    _say_what_is_loaded(settings, log)
     sharing = _join_terms(settings, health) if settings.delivery.share_group else None
     rooms = build_rooms(settings, search, limits, sharing)
+    health.about.signatures = rooms.pool.signatures
     rooms.tracing = start_tracing(settings)
     worker = Worker(settings, rooms, metrics, health)
     if read_again is not None:
@@ -129,12 +140,30 @@ def serve(
     gc.freeze()
     gc.disable()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    began = time.monotonic()
     try:
         worker.run(until)
     finally:
+        if health.models:  # else it never served
+            log.info("answered", **account(metrics.outcomes(), time.monotonic() - began))
         if rooms.tracing is not None:
             rooms.tracing.close()
         server.stop()
+
+
+def _say_what_is_loaded(settings: Settings, log: Any) -> None:
+    """Name what takes long from here: the replicas tell the rest, each its loading, its warm-up and its checks."""
+    inference = settings.inference
+    for model in settings.served:
+        source = model.factory or str(model.path)
+        log.info(
+            "starting_model",
+            model=f"{model.name}:{model.version}",
+            source=source,
+            device=inference.device,
+            replicas=inference.replicas,
+            at_most_seconds=inference.start_timeout_ms / 1000,
+        )
 
 
 def _join_terms(settings: Settings, health: Health) -> Sharing:
@@ -166,19 +195,30 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     consumer = (share_config if settings.delivery.share_group else consumer_config)(kafka, settings.batch)
     admin.refuse_bad_properties(consumer, producer_config(kafka, settings.delivery))
     config = client_config(kafka)
-    counts = admin.partition_counts(config)
-    for topic in (*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic):
-        if topic not in counts:
-            raise ConfigError(
-                f"topic {topic} does not exist at {kafka.bootstrap_servers}; create the worker's topics with "
-                "forebay topics and the same --config, or with your own tools"
-            )
+    counts = admin.partition_counts(config, on_wait=partial(_tell_wait, kafka.bootstrap_servers))
+    named = dict.fromkeys([*kafka.input_topics, kafka.output_topic, kafka.dead_letter_topic])
+    if missing := [topic for topic in named if topic not in counts]:
+        several = f"topics {', '.join(missing)} do" if len(missing) > 1 else f"topic {missing[0]} does"
+        raise ConfigError(
+            f"{several} not exist at {kafka.bootstrap_servers}; create the worker's topics with forebay topics and the "
+            "same --config, or with your own tools"
+        )
     limits = admin.message_limits(config, (kafka.output_topic, kafka.dead_letter_topic))
     if not until_end:
         return limits, None
     ends = admin.end_offsets(config, kafka.input_topics)
     begins = admin.begin_offsets(config, kafka.input_topics)
     return limits, {Partition(*p): end for p, end in ends.items() if end > begins.get(p, 0)}
+
+
+def _tell_wait(servers: str, why: str | None) -> None:
+    """Say that Kafka is waited for: the broker may come up after the worker, as where both are started together."""
+    from forebay import logs
+    from forebay.stream.admin import TIMEOUT_SECONDS
+    from forebay.stream.troubles import NO_ANSWER, plain_cause
+
+    told = NO_ANSWER if why is None else plain_cause(why)
+    logs.logger("run").warning("waiting_for_kafka", servers=servers, why=told, seconds=TIMEOUT_SECONDS)
 
 
 def _remember_hangups() -> Sequence[int]:

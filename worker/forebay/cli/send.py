@@ -16,8 +16,9 @@ from forebay.wording import counted
 
 if TYPE_CHECKING:
     from forebay.cli.documents import Form, Prepared
+    from forebay.cli.sources import Verdict
     from forebay.records import Headers
-    from forebay.settings import Kafka
+    from forebay.settings import Kafka, Settings
     from forebay.stream.publish import Receipt
 
 Paths = Annotated[
@@ -46,6 +47,9 @@ HeaderTexts = Annotated[
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Send lines or files byte for byte, unchecked.")]
+
+
+TOLD_FAILURES = 5
 
 
 @dataclass(slots=True)
@@ -166,10 +170,25 @@ def _tell(tally: Tally, json: bool) -> None:
             tally.acknowledged += 1
         else:
             tally.failed += 1
-            typer.secho(f"forebay: request {id} was not sent: {receipt.error}", err=True, fg="red")
+            if tally.failed <= TOLD_FAILURES:
+                typer.secho(f"forebay: request {id} was not sent: {receipt.error}", err=True, fg="red")
+            elif tally.failed == TOLD_FAILURES + 1:
+                typer.secho("forebay: others were not sent either; --json has a line for each", err=True, fg="red")
         if json:
             told = {"id": id, "topic": receipt.topic, "partition": receipt.partition, "offset": receipt.offset}
             typer.echo(orjson.dumps(told | {"error": receipt.error}).decode())
+
+
+def _verdict(settings: Settings, topic: str, input: str) -> Verdict | None:
+    """Return what says that the worker at hand would refuse a request; None where none is, or it reads other topics."""
+    from functools import partial
+
+    from forebay.cli.at_hand import Fitting, worker_at_hand
+
+    worker = worker_at_hand(settings.ops)
+    if worker is None or not worker.reads(topic):
+        return None
+    return partial(Fitting(worker, settings.limits).check, input=input)
 
 
 def register(app: typer.Typer) -> None:
@@ -197,6 +216,9 @@ def send(
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, help="Records per second at most.", show_default=False)
     ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Send what a worker on this machine says it would refuse, too.")
+    ] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = None,
     config: ConfigFile = None,
@@ -207,18 +229,23 @@ def send(
     A line of JSON is an Open Inference Protocol request, sent as it is, or the short form, tensors by name:
     `{"id": "p0", "x": [[1.0, 2.0]]}`, where id, parameters and outputs may be left out. In it numbers with a point
     become FP32 and whole ones INT64, so write 1.0 for a model of floats; arrays of .npy keep their type. Files are
-    checked whole before anything is sent. With --json one line per record says where it is.
+    checked whole before anything is sent; where a worker of this configuration runs on this machine, so are names,
+    types and shapes of tensors. With --json one line per record says where it is.
     """
+    from forebay.cli.progress import waiting_for_kafka
     from forebay.cli.sources import check_requests, read_requests
-    from forebay.stream.tail import Tail
+    from forebay.stream.tail import OPEN_SECONDS, Tail
 
-    kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
+    settings = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap})
+    kafka = settings.kafka
     where = topic or kafka.input_topics[0]
     form = make_form(input, encoding, pixels, size, raw, make_headers(model, timeout_ms, priority, header))
-    check_requests(paths or [], form)
-    Tail.require(kafka, where)
+    verdict = _verdict(settings, where, input) if not (raw or unchecked) else None
+    check_requests(paths or [], form, verdict)
+    with waiting_for_kafka(kafka.bootstrap_servers, OPEN_SECONDS):
+        Tail.require(kafka, where)
     started = time.monotonic()
-    tally = publish_all(kafka, where, read_requests(paths or [], form), id_prefix, rate, json)
+    tally = publish_all(kafka, where, read_requests(paths or [], form, verdict), id_prefix, rate, json)
     seconds = time.monotonic() - started
     typer.echo(
         f"{tally.acknowledged} sent to {where} in {seconds:.1f} s, {tally.sent - tally.acknowledged} failed", err=True

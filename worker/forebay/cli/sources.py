@@ -17,14 +17,26 @@ from forebay.errors import UsageError
 from forebay.wire import WireError
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"})
+KNOWN = ".jsonl .ndjson .json .txt .npy .npz and images"
 STDIN = "-"
 
 
-def read_requests(paths: Sequence[str], form: Form) -> Iterator[Prepared]:
+Verdict = Callable[[Prepared], None]
+"""Raises UsageError for a request that is not to be sent."""
+
+
+def read_requests(paths: Sequence[str], form: Form, verdict: Verdict | None = None) -> Iterator[Prepared]:
     """Give the requests of files, folders and `-`, which is standard input; folders by name, deeply.
 
-    Raises UsageError with file and line for what cannot become a request.
+    Raises UsageError with file and line for what cannot become a request, and what `verdict` raises.
     """
+    for request in _read(paths, form):
+        if verdict is not None:
+            verdict(request)
+        yield request
+
+
+def _read(paths: Sequence[str], form: Form) -> Iterator[Prepared]:
     for path in paths or [STDIN]:
         if path == STDIN:
             _say_that_it_waits(form)
@@ -42,16 +54,19 @@ def can_be_read_twice(path: str) -> bool:
     return path != STDIN and (Path(path).is_file() or Path(path).is_dir())
 
 
-def check_requests(paths: Sequence[str], form: Form) -> int:
+def check_requests(paths: Sequence[str], form: Form, verdict: Verdict | None = None) -> int:
     """Read every request that can be read again, so that a bad one is met before any is sent; give how many.
 
     Raises what `read_requests` raises. A pipe and standard input are left alone.
     """
     again = [path for path in paths if can_be_read_twice(path) or not (path == STDIN or Path(path).exists())]
     try:
-        return sum(1 for _ in read_requests(again, form)) if again else 0
+        found = sum(1 for _ in read_requests(again, form, verdict)) if again else 0
     except UsageError as error:
         raise UsageError(f"{error}; nothing was sent") from error
+    if paths and not found and len(again) == len(paths):
+        raise UsageError(f"{', '.join(paths)}: there is no request in it; known are {KNOWN}")
+    return found
 
 
 def _say_that_it_waits(form: Form) -> None:
@@ -107,8 +122,7 @@ def _kind(file: Path, form: Form) -> Callable[[Path, Form], Iterable[Prepared]] 
 def _file(file: Path, form: Form) -> Iterator[Prepared]:
     kind = _kind(file, form)
     if kind is None:
-        known = ".jsonl .ndjson .json .txt .npy .npz and images"
-        raise UsageError(f"{file}: cannot tell what this is; known are {known}, or --raw for the bytes as they are")
+        raise UsageError(f"{file}: cannot tell what this is; known are {KNOWN}, or --raw for the bytes as they are")
     try:
         yield from kind(file, form)
     except OSError as error:

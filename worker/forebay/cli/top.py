@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.cli.options import AsJson
+from forebay.cli.options import AsJson, ConfigFile, SetValues, read_settings
 from forebay.cli.reasons import in_words
-from forebay.errors import KafkaUnavailableError
+from forebay.errors import KafkaUnavailableError, UsageError
 from forebay.wording import counted
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ HEADINGS = (
 """Two lines at most: a row of several workers must fit a terminal of 80 columns."""
 
 
+LONG_NAME = 24
+
+
 class UnreachableError(KafkaUnavailableError):
     """No worker answers at the given addresses."""
 
@@ -50,8 +55,10 @@ def top(
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between readings.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one view and leave.")] = False,
     json: AsJson = False,
+    config: ConfigFile = None,
+    values: SetValues = None,
 ) -> None:
-    """Watch workers. Default address: 127.0.0.1:8080.
+    """Watch workers: those of --url, else the one of this configuration, at ops.host and ops.port.
 
     Requests answered and errors among them per second, latency from reading a request to its acknowledged outcome,
     rows per batch, requests queued and in flight, the group's lag in records, ready replicas, memory of worker and
@@ -62,11 +69,12 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
-    urls = url or ["127.0.0.1:8080"]
+    urls = url or [_configured(config, values)]
     before = _read(urls)
     if all(reading.error for reading in before):
         told = "; ".join(f"{reading.url}: {reading.error}" for reading in before)
-        raise UnreachableError(f"no worker answers: {told}; give its ops.host:ops.port with --url")
+        mend = "give its ops.host:ops.port with --url, or its --config"
+        raise UnreachableError(f"no worker answers: {told}; {mend}")
     if once or json:
         while True:
             before, views = _advance(before, interval)
@@ -82,6 +90,17 @@ def top(
         while True:
             before, views = _advance(before, interval)
             live.update(render(views, head), refresh=True)
+
+
+def _configured(config: Path | None, values: list[str] | None) -> str:
+    """Give the address of the worker of a configuration."""
+    ops = read_settings(config, values).ops
+    if ops.port == 0:
+        raise UsageError(
+            "ops.port is 0, so the worker has chosen one itself: its log tells ops_url; give it with --url"
+        )
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(ops.host, ops.host)
+    return f"[{host}]:{ops.port}" if ":" in host else f"{host}:{ops.port}"
 
 
 def _read(urls: list[str]) -> list[Reading]:
@@ -115,24 +134,37 @@ def render(views: list[dict[str, Any]], head: str) -> RenderableType:
 
     table = Table(box=None, padding=(0, 1, 0, 0))
     several = len(views) > 1  # one alone is named by the title
-    for heading in HEADINGS if several else HEADINGS[1:]:
-        table.add_column(heading, justify="left" if heading == "worker" else "right", no_wrap=True)
+    if several:
+        table.add_column(HEADINGS[0], overflow="fold")  # where there is no room a name is folded, never a number
+    for heading in HEADINGS[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
     notes: list[Text] = []
-    for view in views:
+    for view, name in zip(views, short_names([view["url"] for view in views]), strict=True):
         if view.get("error"):
             notes.append(Text(f"{view['url']}: {view['error']}", "red"))
             continue
-        table.add_row(*_row(view)[0 if several else 1 :])
-        notes += _notes(view, named=several)
+        table.add_row(*_row(view, name)[0 if several else 1 :])
+        notes += _notes(view, f"{name}: " if several else "")
     healthy = [view for view in views if not view.get("error")]
     if len(healthy) > 1:
-        table.add_row(*_row(_sum(healthy)), style="bold")
+        table.add_row(*_row(_sum(healthy), f"{len(healthy)} workers"), style="bold")
     return Group(Text(head, "dim"), table, *notes)
 
 
-def _row(view: dict[str, Any]) -> list[str]:
+def short_names(urls: list[str]) -> list[str]:
+    """Name workers by their addresses, without what long ones of a cluster have in common at their end."""
+    names = [url.removeprefix("http://").rstrip("/") for url in urls]
+    if len(names) < 2 or max(map(len, names)) <= LONG_NAME:
+        return names
+    parts = [re.split(r"(?=[.:])", name) for name in names]
+    while len({tuple(part[-1:]) for part in parts}) == 1 and all(len(part) > 1 for part in parts):
+        parts = [part[:-1] for part in parts]
+    return ["".join(part) for part in parts]
+
+
+def _row(view: dict[str, Any], name: str) -> list[str]:
     return [
-        view["url"].removeprefix("http://").rstrip("/"),
+        name,
         _compact(view["requests_per_second"]),
         _compact(view["errors_per_second"]),
         _shown(view["p50_ms"]),
@@ -163,17 +195,15 @@ def _sum(views: list[dict[str, Any]]) -> dict[str, Any]:
     sizes = [view["batch_size"] for view in views if view["batch_size"] is not None]
     resident = sum(view["replica_memory_bytes"].get("resident", 0) for view in views)
     return total | {
-        "url": f"{len(views)} workers",
         "batch_size": sum(sizes) / len(sizes) if sizes else None,
         "paused": any(view["paused"] for view in views),
         "replica_memory_bytes": {"resident": resident},
     }
 
 
-def _notes(view: dict[str, Any], *, named: bool) -> list[Any]:
+def _notes(view: dict[str, Any], prefix: str) -> list[Any]:
     from rich.text import Text
 
-    prefix = f"{view['url']}: " if named else ""
     notes = []
     if view["cuts"]:
         batches = sum(view["cuts"].values())

@@ -60,12 +60,14 @@ def topics(
     """
     import orjson
 
+    from forebay.cli.progress import waiting_for_kafka
     from forebay.stream import admin
     from forebay.stream.client_config import client_config
 
     kafka = read_settings(config, values, {"kafka.bootstrap_servers": bootstrap}).kafka
     asked = client_config(kafka)
-    before = admin.partition_counts(asked)
+    with waiting_for_kafka(kafka.bootstrap_servers, admin.TIMEOUT_SECONDS):
+        before = admin.partition_counts(asked)
     made: dict[str, int] = {}
     for name in named_topics(kafka, topic or ()):
         if name not in before:

@@ -104,14 +104,14 @@ def _agreed(start: Start, device: Device) -> Adoption:
     if not start.session:
         return _choose(start, device)
     place = cache.folder(start.cache_dir, "choices")
-    path = place / f"{start.session}.json"
+    path = place / f"{start.session}.msgpack"
     with cache.locked(path):
         if path.exists():
-            found = msgspec.json.decode(path.read_bytes(), type=Adoption)
+            found = msgspec.msgpack.decode(path.read_bytes(), type=Adoption)  # JSON has no infinity
             return Adoption(found.precision, None, found.tried, [*found.notes, "chosen by another replica, or before"])
         cache.forget_older(place, _KEPT_SECONDS)
         chosen = _choose(start, device)
-        cache.put(path, msgspec.json.encode(chosen))
+        cache.put(path, msgspec.msgpack.encode(chosen))
         return chosen
 
 

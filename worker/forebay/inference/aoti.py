@@ -26,7 +26,7 @@ from forebay.inference.groups import Inputs
 from forebay.inference.loading import modules, where
 from forebay.inference.messages import Start
 from forebay.inference.model import Model
-from forebay.inference.precision import REDUCED, tolerance
+from forebay.inference.precision import REDUCED, tolerance, uses_tf32
 
 LEAST_ROWS = 2
 """The compiler takes dimensions of 1 for constants; a batch of one row runs as two."""
@@ -34,6 +34,18 @@ LEAST_ROWS = 2
 _MANY = 0.5
 _KEPT_SECONDS = 90 * 86_400
 _OFF = "set inference.compile to none or inductor"
+
+
+def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
+    """Load a package so that it checks its inputs. Raises RuntimeError where it cannot be read.
+
+    One of its runners begins a batch only when the one before has ended, and holds the thread until then: on a device
+    with streams it has two, with one set of weights, so that the next batch is launched while another computes.
+    """
+    from torch._inductor.package.package import load_package as load
+
+    os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"  # before the first package of this process is loaded
+    return load(str(path), num_runners=1 if device.type == "cpu" else 2)
 
 
 class Packaged:
@@ -81,22 +93,22 @@ class Packaged:
         self._frozen = True
 
     def _made(self, inputs: Inputs) -> Callable[..., Any]:
-        os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"  # before the first package of this process is loaded
         example = _example(inputs, max(self._start.max_batch_size, LEAST_ROWS))
         program = self._exported(example)
         place = cache.folder(self._start.cache_dir, "aoti")
-        path = place / f"{_key(program, self._start, next(iter(example.values())).device)}.pt2"
+        device = next(iter(example.values())).device
+        path = place / f"{_key(program, self._start, device)}.pt2"
         with cache.locked(path):
             if not path.exists():
                 cache.forget_older(place, _KEPT_SECONDS)
                 self._compile(program, path)
             path.touch()
             try:
-                package: Callable[..., Any] = torch._inductor.aoti_load_package(str(path))
+                package = load_package(path, device)
             except RuntimeError:  # it was damaged, or a library that it needs was replaced: it is a cache
                 path.unlink()
                 self._compile(program, path)
-                package = torch._inductor.aoti_load_package(str(path))
+                package = load_package(path, device)
         self._compare(package, example)
         return package
 
@@ -169,7 +181,7 @@ def _example(inputs: Inputs, most: int) -> Inputs:
 def _key(program: Any, start: Start, device: torch.device) -> str:
     """Hash everything that the package's code and its weights come from."""
     told = [torch.__version__, platform.machine(), str(torch.get_num_threads()), start.precision]
-    told += [torch.backends.cpu.get_cpu_capability(), torch.get_float32_matmul_precision(), device.type]
+    told += [torch.backends.cpu.get_cpu_capability(), str(uses_tf32()), device.type]
     if device.type == "cuda":
         told += [torch.cuda.get_device_name(device), str(torch.cuda.get_device_capability(device))]
     told += [program.graph_module.code, str(program.range_constraints)]

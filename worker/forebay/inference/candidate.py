@@ -6,6 +6,7 @@ the forward that serves. What it may write are pruned weights that have passed t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,22 +15,22 @@ from forebay.errors import ForebayError, ModelError
 from forebay.inference.devices import Device, open_device
 from forebay.inference.golden import deviation, golden, run
 from forebay.inference.loading import convert_as, load_plain, modules, name_of, where
-from forebay.inference.messages import Tried
+from forebay.inference.messages import Start, Tried
 from forebay.inference.model import Model
 from forebay.inference.precision import refusal
 from forebay.inference.pruning import TWO_FOUR, compress, prune
 from forebay.inference.trials import try_out
 from forebay.inference.verdicts import Answer, Question
+from forebay.inference.warmup import SMALL_SECONDS, WORTH_THREADS, may_take_fewer, take_threads
 
 
 def answer(question: Question) -> Answer:
     """Measure one candidate."""
     start = question.start
     found = Answer(Tried(start.precision, start.compile, sparsity=question.sparsity))
-    if start.threads is not None:
-        torch.set_num_threads(start.threads)
     try:
         device = open_device(start.device, start.memory_fraction)
+        take_threads(start, device)
         found.device = device.name
         why = refusal(start.precision, device.device)
         if why is not None:
@@ -71,8 +72,18 @@ def _measure(question: Question, device: Device, found: Answer) -> None:
         return
     if question.sparsity == TWO_FOUR and not compress(modules(model)):
         found.notes.append("2:4 was measured with dense kernels, which multiply by zeros, too: it gives no speed here")
-    found.tried = try_out(model, device, start, known)
+    found.tried = _as_served(lambda: try_out(model, device, start, known), device, start)
     found.tried.sparsity = question.sparsity
+
+
+def _as_served(measure: Callable[[], Tried], device: Device, start: Start) -> Tried:
+    """Measure with one thread, too, where the warm-up would: a small model is served with that."""
+    found = measure()
+    if not may_take_fewer(device, start) or not 0 < found.full_seconds <= SMALL_SECONDS:
+        return found
+    torch.set_num_threads(1)
+    alone = measure()
+    return alone if 0 < alone.full_seconds <= found.full_seconds * WORTH_THREADS else found
 
 
 def _write(model: Model, path: Path) -> None:

@@ -6,18 +6,19 @@ declares `inputs` and `outputs`, each a list of name, datatype and shape. Nothin
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from forebay.errors import ModelError
 from forebay.inference.declared import TORCH
 from forebay.inference.model import Model, TensorSpec
 
+_TOO_SMALL = "dim value is too small"
 _DATATYPES = {dtype: name for name, dtype in TORCH.items()}
 
 
@@ -54,8 +55,9 @@ class FileModel(Model):
             self._call = program.module().forward
             self._program = None
         elif self._path.suffix == ".pt2":
-            os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"  # without it a wrong shape computes wrong values in silence
-            self._call = torch._inductor.aoti_load_package(str(self._path))
+            from forebay.inference.aoti import load_package
+
+            self._call = _OneRowAsTwo(load_package(self._path, device))
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # TorchScript is deprecated upstream; the documentation says so
@@ -74,6 +76,26 @@ class FileModel(Model):
         if len(values) != len(self.outputs):
             raise ValueError(f"the file returned {len(values)} outputs, declared are {len(self.outputs)}")
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+
+class _OneRowAsTwo:
+    """An AOTInductor package: where it was exported with any number of rows it takes two at least, as compilers do."""
+
+    def __init__(self, package: Callable[..., Any]) -> None:
+        self._package = package
+        self._least = 1
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Run a batch, a single row beside a copy of itself where the package refuses it alone."""
+        if len(inputs[0]) >= self._least:
+            try:
+                return self._package(*inputs)
+            except RuntimeError as error:
+                if len(inputs[0]) != 1 or _TOO_SMALL not in str(error):
+                    raise
+        returned = self._package(*[torch.cat([value, value]) for value in inputs])
+        self._least = 2
+        return tree_map(lambda value: value[:1], returned)
 
 
 def open_file(path: Path, options: Mapping[str, Any]) -> FileModel:

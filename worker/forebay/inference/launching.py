@@ -58,6 +58,7 @@ class Launcher:
             launch.failure = _failure(error)
             launch.fits = error.fits if isinstance(error, NoRoomError) else 1.0
         if launch.failure is not None:
+            self._abandon()
             launch.drop()
         return launch
 
@@ -82,10 +83,14 @@ class Launcher:
     def trial(self, inputs: Inputs, rows: int) -> list[Any]:
         """Run rows that belong to no request, all the way to the device and back; return their outputs on the host."""
         copied = self._device.upload(inputs)
-        with self._device.computing():
-            outputs = self._forward(copied, rows)
-            if self._device.overlaps:
-                finite_flags(self._outputs, outputs, rows)  # for what it takes: a real batch has them, too
+        try:
+            with self._device.computing():
+                outputs = self._forward(copied, rows)
+                if self._device.overlaps:
+                    finite_flags(self._outputs, outputs, rows)  # for what it takes: a real batch has them, too
+        except Exception:
+            self._device.abandon()
+            raise
         home = [
             torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
             for value in outputs
@@ -93,6 +98,12 @@ class Launcher:
         copies = [(out, place) for out, place in zip(outputs, home, strict=True) if isinstance(out, torch.Tensor)]
         self._device.download(copies, copied).wait()
         return home
+
+    def _abandon(self) -> None:
+        try:
+            self._device.abandon()
+        except Exception as error:
+            raise DeviceLost(where(error)) from error
 
     def _launch_pieces(self, flight: Flight, launch: Launch) -> None:
         """Launch a group's rows, in pieces where one request has more of them than fit."""
@@ -126,7 +137,7 @@ class Launcher:
         if isinstance(flags, torch.Tensor):
             flags = _flags_home(flight.slot, launch, flags, copies)
         launch.take_flags(begin, flags)
-        launch.landing = device.download(copies, inputs)
+        launch.landing = device.download(copies, (inputs, staged))  # a copy in may still read what is not page-locked
         if self.peaks.room is not None:
             launch.held = _held(inputs.values()) + _held(result for result, _ in copies)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forebay.inference.messages import Checked, Ready
+from forebay.inference.messages import Checked, Ready, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Notice:
-    """Something for the log and the metrics: a replica got ready, was checked, or died."""
+    """Something for the log and the metrics: a replica gets on with its start, got ready, was checked, or died."""
 
     event: str
     model: str
@@ -41,6 +41,11 @@ def on_ready(kind: str, name: str, model: str, ready: Ready) -> Notice:
     if ready.notes:
         fields["notes"] = ready.notes
     return Notice(f"{kind}_ready", model, fields, ready)
+
+
+def on_stage(kind: str, name: str, model: str, stage: Stage) -> Notice:
+    """Return what is told of one that starts."""
+    return Notice(f"{kind}_{stage.name}", model, {kind: name, **stage.fields})
 
 
 def on_checked(kind: str, name: str, model: str, checked: Checked) -> Notice:

@@ -64,7 +64,7 @@ def load_plain(start: Start, device: torch.device) -> Model:
     if start.weights is not None:
         _load_weights(model, Path(start.weights))
     for module in modules(model):
-        module.eval().requires_grad_(False)
+        _settle_down(module)
     verify_eval(model)
     return model
 
@@ -98,7 +98,7 @@ def load_prepare(start: Start) -> Model:
     except Exception as error:
         raise ModelError(f"{name_of(model)}.load_prepare() failed: {where(error)}") from error
     for module in modules(model):
-        module.eval().requires_grad_(False)
+        _settle_down(module)
     return model
 
 
@@ -121,6 +121,13 @@ def modules(model: Model) -> Iterator[torch.nn.Module]:
         for part in held:
             if isinstance(part, torch.nn.Module):
                 yield part
+
+
+def _settle_down(module: torch.nn.Module) -> None:
+    """Put a module into eval mode without gradients, one by one: those of TorchScript have no `requires_grad_`."""
+    module.eval()
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
 
 
 def verify_eval(model: Model) -> None:

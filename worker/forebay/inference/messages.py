@@ -27,7 +27,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     replicas run in one process. `max_cost`, in `cost_unit`, bounds a batch of several requests. `generation` counts the
     reloads of the model: those of one share no weights with those of another. Replicas with the same `session` agree on
     what `precision: auto` means; without one each decides alone. `cpu_threads` are what a CPU's replica takes where
-    `threads` says nothing; 0: torch's own number.
+    `threads` says nothing; 0: torch's own number. `known` is the canary's answer at an earlier start, once a replica
+    has computed wrongly: the next ones must agree.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     max_deviation: float | None = None
     cache_dir: str | None = None
     session: str = ""
+    known: list[bytes] = []
 
 
 class Placed(msgspec.Struct, array_like=True):
@@ -133,6 +135,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     `curve` has (bucket, rows, seconds) of what the warm-up ran, `peaks` (bucket, rows, bytes) where the device can say;
     `difference` is the largest that the self-check found between a row's outputs, None where there was no check.
     `deviation` is that of the adopted precision from fp32, None where nothing was measured; `tried` what `auto` tried.
+    `answer` is the canary's, by output; empty where there is none, or too much of it.
     """
 
     inputs: list[Spec]
@@ -151,6 +154,14 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     deviation: float | None = None
     tried: list[Tried] = []
     threads: int = 0
+    answer: list[bytes] = []
+
+
+class Stage(msgspec.Struct, array_like=True, tag="stage"):
+    """Replica to loop, while it starts: what it begins to do, for the log."""
+
+    name: str
+    fields: dict[str, str | int | float]
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
@@ -217,4 +228,4 @@ class Stop(msgspec.Struct, array_like=True, tag="stop"):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Skip | Measure | Stop).decode
-decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done | Checked | Measured).decode
+decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done | Checked | Measured | Stage).decode

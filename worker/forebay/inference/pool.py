@@ -15,8 +15,8 @@ from itertools import count
 from forebay import failpoints
 from forebay.errors import DeviceLostError, ModelError
 from forebay.inference.leftovers import Leftovers
-from forebay.inference.limits import Limits, Notice, on_checked, on_ready
-from forebay.inference.messages import Checked, Done, Failed, Ready
+from forebay.inference.limits import Limits, Notice, on_checked, on_ready, on_stage
+from forebay.inference.messages import Checked, Done, Failed, Ready, Stage
 from forebay.inference.replicas import Finished, Replica, State, finished
 from forebay.inference.soundness import Soundness
 from forebay.inference.succession import Succession
@@ -220,6 +220,8 @@ class Pool:
                         return
                 elif isinstance(message, Ready):
                     self._became_ready(replica, message)
+                elif isinstance(message, Stage):
+                    self.notices.append(on_stage(self.kind, replica.name, replica.model, message))
                 elif isinstance(message, Failed):
                     if replica.model not in self.signatures:
                         several = len({one.model for one in self._replicas}) > 1
@@ -271,10 +273,11 @@ class Pool:
         if descriptor is not None:
             self.poller.unregister(descriptor)
         was_ready = replica.state is State.READY
-        is_gone = replica.transport.kill()
-        why = f"{why}, {replica.transport.gone()}" if replica.transport.gone() not in (None, why) else why
+        is_gone, how = replica.transport.kill(), replica.transport.gone()
+        why = f"{why}, {how}" if how not in (None, why) else why
         if is_gone and not was_ready and replica.model not in self.signatures:
-            raise ModelError(f"the process of model {replica.model} ended before the model was ready: {why}")
+            ended = f"the process of model {replica.model} ended before the model was ready"
+            raise ModelError(f"{ended if how else f'model {replica.model}'}: {why}")
         self.restarts += 1
         self._stillborn += 1
         replica.deaths += 1

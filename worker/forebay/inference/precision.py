@@ -66,7 +66,8 @@ def check(precision: str, device: torch.device) -> None:
     """Raise ConfigError where this machine has no such precision: nothing else is taken in its place."""
     why = refusal(precision, device)
     if why is not None:
-        raise ConfigError(why)
+        mend = "" if "set inference.precision" in why else "; set inference.precision to bf16, or to auto"
+        raise ConfigError(why + mend)
 
 
 def set_matmul(precision: str) -> None:
@@ -74,6 +75,15 @@ def set_matmul(precision: str) -> None:
     named = precision == "tf32"
     torch.set_float32_matmul_precision("high" if named else "highest")
     torch.backends.cudnn.allow_tf32 = named
+
+
+def uses_tf32() -> bool:
+    """Whether products may keep ten bits, whichever of torch's two ways of saying so a model's code took.
+
+    The older flags cannot be read once the newer ones were set: torch raises.
+    """
+    newer: Any = torch.backends
+    return "tf32" in (newer.cuda.matmul.fp32_precision, newer.cudnn.conv.fp32_precision, newer.cudnn.rnn.fp32_precision)
 
 
 def convert(tops: Iterable[nn.Module], precision: str, who: str) -> None:

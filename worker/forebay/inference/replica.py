@@ -24,19 +24,20 @@ import torch
 
 from forebay import failpoints
 from forebay.errors import ForebayError
+from forebay.inference import stages
 from forebay.inference.adoption import adopt, adopt_shared
 from forebay.inference.canary import Canary
 from forebay.inference.compilation import thaw
 from forebay.inference.devices import Device, open_device
 from forebay.inference.example import DeviceLost
 from forebay.inference.loading import sharing, where
-from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Start, decode_to_replica, encode
+from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Stage, Start, decode_to_replica, encode
 from forebay.inference.model import Model, TensorSpec
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
 from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.runner import Runner
 from forebay.inference.selfcheck import SelfCheck, self_check
-from forebay.inference.warmup import WarmUp, sizes, warm_up, with_fewer_threads
+from forebay.inference.warmup import WarmUp, may_take_fewer, sizes, take_threads, warm_up, with_fewer_threads
 
 EXIT_DEVICE_LOST = 75
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,8 @@ def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None)
     """Answer the loop's messages until it hangs up; return an exit code. `begin` makes what runs the jobs."""
     message = decode_to_replica(connection.recv_bytes())
     assert isinstance(message, Start)
-    told, runner = (begin or begin_replica)(message, memory)
+    with stages.told_to(partial(_tell, connection)):
+        told, runner = (begin or begin_replica)(message, memory)
     try:
         connection.send_bytes(encode(told))
     except ConnectionError:  # the loop has gone while this loaded
@@ -68,10 +70,17 @@ def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None)
         while True:
             turn()
     except HungUpError:
+        if isinstance(runner, Runner):
+            runner.close()
         return 0
     except DeviceLost as error:
         print(f"forebay replica: the device is lost: {error}", file=sys.stderr, flush=True)
         return EXIT_DEVICE_LOST
+
+
+def _tell(connection: Connection, stage: Stage) -> None:
+    with contextlib.suppress(OSError):  # the loop has gone: it is noticed when the answer is sent
+        connection.send_bytes(encode(stage))
 
 
 def _turn(runner: Running, inbox: Inbox) -> None:
@@ -96,11 +105,17 @@ def begin_replica(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, Runn
 def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
     began = time.perf_counter()
     device = open_device(start.device, start.memory_fraction)
-    if start.threads is not None:
-        torch.set_num_threads(start.threads)
-    elif start.cpu_threads and device.device.type == "cpu":  # never above torch's own, which OMP_NUM_THREADS may bound
-        torch.set_num_threads(min(start.cpu_threads, torch.get_num_threads()))
+    take_threads(start, device)
+    stages.reached("loading", device=device.name, precision=start.precision)
     note = device.pin(memory)
+    try:
+        return _get_ready(start, memory, device, [note] if note else [], began)
+    except BaseException:
+        device.unpin(memory)
+        raise
+
+
+def _get_ready(start: Start, memory: mmap.mmap, device: Device, notes: list[str], began: float) -> tuple[Ready, Runner]:
     with sharing(start):
         model, adopted = adopt_shared(start, device) if start.sharing > 1 else adopt(start, device)
         start.precision = adopted.precision
@@ -118,7 +133,7 @@ def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
         load_seconds=loaded - began,
         warm_up_seconds=time.perf_counter() - loaded,
         curve=warm.curve,
-        notes=[*([note] if note else []), *adopted.notes, *warm.notes, *(checked.notes if checked is not None else [])],
+        notes=[*notes, *adopted.notes, *warm.notes, *(checked.notes if checked is not None else [])],
         prepared=[_spec(spec) for spec in model.prepared] if start.takes_prepared else [],
         peaks=warm.peaks,
         difference=checked.difference if checked is not None and checked.compared else None,
@@ -127,6 +142,7 @@ def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
         deviation=adopted.deviation,
         tried=adopted.tried,
         threads=torch.get_num_threads() if device.device.type == "cpu" else 0,
+        answer=runner.canary.answer if runner.canary is not None else [],
     )
     return ready, runner
 
@@ -134,16 +150,20 @@ def _load(start: Start, memory: mmap.mmap) -> tuple[Ready, Runner]:
 def _prove(runner: Runner, model: Model, device: Device, start: Start) -> tuple[WarmUp, SelfCheck | None]:
     """Warm up and check; afterwards nothing is compiled any more."""
     compiled = runner.forward.compiled
+    stages.reached("warming_up", up_to_rows=start.max_batch_size, compile=start.compile)
     if compiled is not None:
         thaw()
     warm = warm_up(runner, model, device, start)
     if compiled is not None and compiled.record():
         warm.curve = warm_up(runner, model, device, start).curve
-    if compiled is None and device.name == "cpu" and start.threads is None and start.cpu_threads:
+    if may_take_fewer(device, start):
         warm = with_fewer_threads(warm, lambda: warm_up(runner, model, device, start))
+    if start.self_check:
+        stages.reached("checking")
     checked = self_check(runner, model, start, device.tolerance(start.precision)) if start.self_check else None
     if compiled is not None:
         compiled.freeze()
+    device.recover()  # what loading and the check's threads left cached belongs to streams that no batch uses
     rehearse(runner, model, start)
     runner.canary = Canary(runner, model, start, device.tolerance(start.precision))
     if note := runner.canary.record():

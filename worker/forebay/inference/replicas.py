@@ -9,7 +9,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from forebay.inference.messages import Checked, Done, Failed, Part, Ready, Run, Skip, Start, decode_to_loop, encode
+from forebay.inference.messages import (
+    Checked,
+    Done,
+    Failed,
+    Part,
+    Ready,
+    Run,
+    Skip,
+    Stage,
+    Start,
+    decode_to_loop,
+    encode,
+)
 from forebay.inference.staging import Staging
 from forebay.inference.transports import Transport
 from forebay.records import Batch, Code, Failure, Output, Request, Signature, TensorShape, Timings
@@ -67,9 +79,11 @@ class Replica:
         self.deaths = 0  # since its last batch
         self.idle_since = 0.0
         self._staged: Signature | None = None
+        self._answer: list[bytes] = []
         self._start = start
         self._staging = staging
         self._since = 0.0
+        self._stage = ""
 
     @property
     def is_idle(self) -> bool:
@@ -106,7 +120,7 @@ class Replica:
         """Start it; the model loads in the background."""
         self._staging.reset()
         self.transport.launch()
-        self.state = State.STARTING
+        self.state, self._stage = State.STARTING, "starting its process"
         self._since = self.idle_since = now
         self.transport.send(encode(self._start))
 
@@ -134,6 +148,10 @@ class Replica:
         self.memory = checked.memory or self.memory
         self._staging.release(job.slot)
 
+    def distrust(self) -> None:
+        """Let the next replicas of the model start only if they answer the canary as this one did at its start."""
+        self._start.known = self._start.known or self._answer
+
     def answer_early(self, late: Callable[[Request], bool]) -> list[Request]:
         """Return requests of batches that were not begun and are answered now; the replica is told to skip them."""
         found: list[Request] = []
@@ -150,15 +168,19 @@ class Replica:
                     self.transport.send(encode(Skip(batch.number, picked)))
         return found
 
-    def messages(self) -> Iterator[Ready | Failed | Done | Checked]:
+    def messages(self) -> Iterator[Ready | Failed | Done | Checked | Stage]:
         """Yield what the replica has said. Raises EOFError where it is gone."""
         while (raw := self.transport.receive()) is not None:
-            yield decode_to_loop(raw)
+            message = decode_to_loop(raw)
+            if isinstance(message, Stage):
+                self._stage = message.name.replace("_", " ")
+            yield message
 
     def became_ready(self, ready: Ready) -> Signature:
         """Take over what the replica says of its model."""
         self.state = State.READY
         self.device = ready.device
+        self._answer = ready.answer
         inputs, outputs, prepared = (
             tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
             for declared in (ready.inputs, ready.outputs, ready.prepared)
@@ -187,16 +209,22 @@ class Replica:
     def late(self, now: float, execution_timeout: float, start_timeout: float) -> str | None:
         """Say what takes too long; None if nothing does."""
         if self.state is State.STARTING and now - self._since > start_timeout:
-            return f"the model was not ready within inference.start_timeout_ms ({start_timeout:.0f} s)"
+            within = f"inference.start_timeout_ms ({start_timeout * 1000:.0f} ms)"
+            return (
+                f"the model was not ready within {within} and got as far as {self._stage}; raise it if that takes so "
+                "long, else see what load() or forward() waits for"
+            )
         if self.running and now - self._since > execution_timeout:
-            return f"a batch took longer than inference.execution_timeout_ms ({execution_timeout * 1000:.0f} ms)"
+            what = "its canary" if self.running[0][1].check else "a batch"
+            return f"{what} took longer than inference.execution_timeout_ms ({execution_timeout * 1000:.0f} ms)"
         return None
 
     def overdue(self, now: float, execution_timeout: float) -> str | None:
         """Say that it runs far beyond its time; None mostly: one that is late is replaced."""
         if not self.running or now - self._since <= 2 * execution_timeout + _OVERDUE_SECONDS:
             return None
-        return f"replica {self.name} has run one batch for {now - self._since:.0f} s and was not replaced"
+        what = "its canary" if self.running[0][1].check else "one batch"
+        return f"replica {self.name} has run {what} for {now - self._since:.0f} s and was not replaced"
 
     def retire(self) -> None:
         """Take no more batches."""

@@ -263,8 +263,13 @@ class Runner:
         """Whether the model fails its own example, too; `done.unsound` says how."""
         if not done.unsound and any(mistake.code != Code.RESULT_TOO_LARGE for mistake in done.mistakes):
             done.unsound = self._example.complaint()
-            self._device.recover()
+            if done.unsound:  # it may have run out of memory; emptying the cache holds the device up
+                self._device.recover()
         return bool(done.unsound)
+
+    def close(self) -> None:
+        """Let go of the staging memory: nothing runs any more."""
+        self._device.unpin(self.memory)
 
 
 def _mistake(flight: Flight, request: int, code: Code, message: str) -> None:

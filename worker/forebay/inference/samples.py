@@ -20,6 +20,8 @@ from forebay.inference.model import Model, TensorSpec
 _VARIABLE = 16
 """Length of a dimension that varies, where no example says one."""
 
+_FRACTIONS = ("FP16", "BF16", "FP32", "FP64")
+
 
 def example_rows(model: Model, given: Mapping[str, Any] | None = None) -> tuple[Inputs, int] | None:
     """Return what forward takes for the rows of the model's `example()`, and their number; None where it gives none.
@@ -158,6 +160,12 @@ def distinct_rows(model: Model, count: int) -> list[Inputs]:
         rows = [one_row(inputs, given, index % given) for index in range(count)]
         rows[given:] = [{spec.name: _varied(spec, row[spec.name], dice) for spec in specs} for row in rows[given:]]
     return [_shortened(specs, row, index, count) for index, row in enumerate(rows)]
+
+
+def invented_row(specs: Sequence[TensorSpec], *, whole: bool) -> Inputs:
+    """Return one row of random fractions, the same in every process; whole numbers are 0 or 1 where `whole` allows."""
+    dice = torch.Generator().manual_seed(1)
+    return {spec.name: _harmless(spec, dice) if whole or spec.datatype in _FRACTIONS else zeros(spec) for spec in specs}
 
 
 def _varied(spec: TensorSpec, value: Any, dice: torch.Generator) -> Any:

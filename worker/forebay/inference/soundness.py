@@ -53,6 +53,7 @@ class Soundness:
     def judge(self, replica: Replica, checked: Checked, replicas: Sequence[Replica]) -> str:
         """Take in what a canary came to; return why the replica is broken, empty where it is not."""
         if checked.wrong:
+            replica.distrust()
             return f"its canary: {checked.wrong}"
         replica.failures = replica.failures + 1 if checked.failed else 0
         if checked.failed and (_others(replica, replicas) or replica.failures >= _FAILURES_ALONE):

@@ -20,7 +20,8 @@ from typing import Protocol
 from forebay.inference.messages import Run, Start, decode_to_replica, encode
 
 _EXIT_GRACE_SECONDS = 2.0
-_HUNG_UP_SECONDS = 0.2
+_HUNG_UP_SECONDS = 1.0
+"""For a process that has closed its socket to have ended: giving its memory back takes a busy machine a while."""
 
 
 class Transport(Protocol):
@@ -79,6 +80,7 @@ class ProcessTransport(_Connected):
         self._memory_descriptor = memory_descriptor
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
+        self._was_killed = False
 
     def launch(self) -> None:
         """Start the process."""
@@ -93,7 +95,7 @@ class ProcessTransport(_Connected):
         finally:
             theirs.close()
         self._connection = Connection(ours.detach())
-        self._hung_up = False
+        self._hung_up = self._was_killed = False
 
     @property
     def pid(self) -> int | None:
@@ -101,9 +103,9 @@ class ProcessTransport(_Connected):
         return self._process.pid if self._process else None
 
     def gone(self) -> str | None:
-        """Say how the process ended; None while it lives."""
+        """Say how the process ended; None while it lives, and where it was ended from here."""
         code = self._process.poll() if self._process is not None else None
-        if code is None:
+        if code is None or self._was_killed:
             return None
         return f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
 
@@ -113,6 +115,7 @@ class ProcessTransport(_Connected):
             if self._hung_up:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_HUNG_UP_SECONDS)
+            self._was_killed = self._process.poll() is None
             self._process.kill()
             self._process.wait()
         self.hang_up()
@@ -212,6 +215,11 @@ class InlineTransport:
 
     def hang_up(self) -> None:
         """Forget the model."""
+        if self._runner is not None:
+            from forebay.inference.runner import Runner
+
+            if isinstance(self._runner, Runner):
+                self._runner.close()
         self._runner = None
 
     def kill(self) -> bool:
@@ -220,4 +228,4 @@ class InlineTransport:
 
     def stop(self) -> None:
         """Forget the model."""
-        self._runner = None
+        self.hang_up()

@@ -24,12 +24,14 @@ from forebay.inference.messages import Start, Tried
 from forebay.inference.model import Model
 
 _LEAST_RUNS = 15
-_ENOUGH_SECONDS = 0.3
+_FEWEST_RUNS = 3
+_ENOUGH_SECONDS, _SLOW_SECONDS = 0.3, 3.0
 
 
 def try_out(model: Model, device: Device, start: Start, known: Golden) -> Tried:
     """Measure a model that is loaded and converted as `start` says. A failure is a verdict, not an exception."""
     tried = Tried(start.precision, start.compile)
+    device.settle()  # what converted the model ran on another stream than its trials
     try:
         forward = Forward(model, start, device)
         if forward.compiled is not None:
@@ -85,7 +87,7 @@ def _best(launcher: Launcher, compiled: Faster | None, inputs: Inputs, rows: int
         if compiled is not None:
             compiled.record()
     best, spent, runs = float("inf"), 0.0, 0
-    while runs < _LEAST_RUNS or spent < _ENOUGH_SECONDS:
+    while spent < _ENOUGH_SECONDS or runs < (_LEAST_RUNS if spent < _SLOW_SECONDS else _FEWEST_RUNS):
         began = time.perf_counter()
         launcher.trial(inputs, rows)
         took = time.perf_counter() - began

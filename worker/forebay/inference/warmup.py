@@ -23,10 +23,10 @@ from forebay.inference.runner import Runner, check_model_contract
 from forebay.inference.samples import cost_of, first_row, ragged_specs, repeated, size_of, with_lengths
 
 _RUNS = 3
-_SMALL_SECONDS = 0.02
+SMALL_SECONDS = 0.02
 """A full batch that takes longer is worth several threads on a CPU, and a second warm-up is not worth it."""
 
-_WORTH_THREADS = 1.3
+WORTH_THREADS = 1.3
 """How much faster several threads have to be than one."""
 
 
@@ -129,6 +129,20 @@ def _of(bucket: int) -> str:
     return f" of {bucket} elements" if bucket else ""
 
 
+def take_threads(start: Start, device: Device) -> None:
+    """Take the threads that the settings give; else, on a CPU, at most torch's own, which OMP_NUM_THREADS may bound."""
+    if start.threads is not None:
+        torch.set_num_threads(start.threads)
+    elif start.cpu_threads and device.device.type == "cpu":
+        torch.set_num_threads(min(start.cpu_threads, torch.get_num_threads()))
+
+
+def may_take_fewer(device: Device, start: Start) -> bool:
+    """Whether one thread may be tried where the settings name no number: what is compiled is made for as many."""
+    is_free = start.threads is None and start.cpu_threads > 0 and start.compile == "none"
+    return is_free and device.name == "cpu" and torch.get_num_threads() > 1
+
+
 def with_fewer_threads(warm: WarmUp, again: Callable[[], WarmUp]) -> WarmUp:
     """Return a small model's warm-up with one thread, which is kept, unless several do clearly better.
 
@@ -137,11 +151,11 @@ def with_fewer_threads(warm: WarmUp, again: Callable[[], WarmUp]) -> WarmUp:
     """
     threads = torch.get_num_threads()
     bucket, rows, seconds = max(warm.curve, key=lambda point: point[2], default=(0, 0, inf))
-    if threads == 1 or seconds > _SMALL_SECONDS:
+    if threads == 1 or seconds > SMALL_SECONDS:
         return warm
     torch.set_num_threads(1)
     alone = again()
-    if min((point[2] for point in alone.curve if point[:2] == (bucket, rows)), default=inf) <= seconds * _WORTH_THREADS:
+    if min((point[2] for point in alone.curve if point[:2] == (bucket, rows)), default=inf) <= seconds * WORTH_THREADS:
         return alone
     torch.set_num_threads(threads)
     return warm

@@ -95,8 +95,8 @@ class Inference(Section):
     canary_interval_ms: int = Field(
         10_000,
         ge=0,
-        description="a replica that is idle this long runs the model's example, and is replaced where its answer is "
-        "not that of its start; 0: never",
+        description="a replica that is idle this long runs the model's example, or random numbers, and is replaced "
+        "where its answer is not that of its start; 0: never",
     )
     max_restarts: int = Field(
         5, ge=0, description="deaths of replicas in a row, with no batch finished between them, before exit 75"

@@ -58,6 +58,11 @@ class Kafka(Section):
     auto_offset_reset: Literal["earliest", "latest", "error"] = Field(
         "earliest", description="where to start where the group has no offset yet"
     )
+    offset_out_of_range: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what to do where requests were deleted before they were answered: stop and say how many, or skip "
+        "and count them",
+    )
     group_protocol: Literal["classic", "consumer"] = Field("classic", description="consumer is KIP-848, for Kafka 4")
     security: Security = Security()
     client: Mapping[str, str | int | float | bool] = Field(

@@ -7,6 +7,7 @@ each makes a client of its own and lets it go. The loop never calls them.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,17 +32,26 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it does not
 from forebay.errors import ConfigError, KafkaUnavailableError
 from forebay.stream import mock
 from forebay.stream.asking import Config, retrying, unavailable
+from forebay.stream.reaching import OnWait, metadata
 from forebay.stream.troubles import topic_missing
 
 Partition = tuple[str, int]
 TIMEOUT_SECONDS = 15.0
 
 
-def connect(config: Config) -> AdminClient:
+class Connection(AdminClient):
+    """An admin client that keeps what it complained about last."""
+
+    def __init__(self, config: Config) -> None:
+        self.complaints: deque[KafkaError] = deque(maxlen=50)
+        super().__init__(dict(config) | {"error_cb": self.complaints.append})
+
+
+def connect(config: Config) -> Connection:
     """Make an admin client that writes nothing to standard error. Raises ConfigError for an unknown property."""
-    quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 500, "error_cb": lambda error: None}
+    quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 500}
     try:
-        return AdminClient(quiet | dict(config))
+        return Connection(quiet | dict(config))
     except KafkaException as error:
         raise ConfigError(f"the Kafka client refuses the settings, see kafka.client: {error.args[0].str()}") from error
 
@@ -114,9 +124,14 @@ def delete_topics(config: Config, names: Sequence[str], timeout_seconds: float =
                 raise ConfigError(f"topic {name} cannot be deleted: {error.args[0].str()}") from error
 
 
-def partition_counts(config: Config, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, int]:
-    """Return every topic that this client may see, with its number of partitions."""
-    return _counts(connect(config), config, timeout_seconds)
+def partition_counts(
+    config: Config, timeout_seconds: float = TIMEOUT_SECONDS, on_wait: OnWait | None = None
+) -> dict[str, int]:
+    """Return every topic that this client may see, with its number of partitions.
+
+    With `on_wait`, which is told why, a Kafka that comes up within the time-out is waited for.
+    """
+    return _counts(connect(config), config, timeout_seconds, on_wait)
 
 
 def end_offsets(
@@ -223,18 +238,22 @@ def _offsets(
         raise unavailable(config, error) from error
 
 
-def _counts(client: AdminClient, config: Config, timeout_seconds: float) -> dict[str, int]:
-    return {name: len(topic.partitions) for name, topic in _metadata(client, config, timeout_seconds).topics.items()}
+def _counts(
+    client: Connection, config: Config, timeout_seconds: float, on_wait: OnWait | None = None
+) -> dict[str, int]:
+    topics = _metadata(client, config, timeout_seconds, on_wait).topics
+    return {name: len(topic.partitions) for name, topic in topics.items()}
 
 
-def _metadata(client: AdminClient, config: Config, timeout_seconds: float) -> ClusterMetadata:
-    try:
-        return client.list_topics(timeout=timeout_seconds)
-    except KafkaException as error:
-        raise unavailable(config, error) from error
+def _metadata(
+    client: Connection, config: Config, timeout_seconds: float, on_wait: OnWait | None = None
+) -> ClusterMetadata:
+    servers, deadline = str(config.get("bootstrap.servers")), time.monotonic() + timeout_seconds
+    found: ClusterMetadata = metadata(client, servers, client.complaints, deadline, on_wait=on_wait)
+    return found
 
 
-def _await_leaders(client: AdminClient, config: Config, topics: Mapping[str, int], timeout_seconds: float) -> None:
+def _await_leaders(client: Connection, config: Config, topics: Mapping[str, int], timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
         seen = _metadata(client, config, timeout_seconds).topics

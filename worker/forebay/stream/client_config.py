@@ -77,6 +77,7 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
 def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
     """Return the worker's consumer properties.
 
+    Where a partition starts is not left to the client: see `starts`.
     End-of-partition events tell where the position stands behind transaction markers and compacted records.
     The client's own prefetch is bounded by the queue's bytes: the default of 64 MiB would double the worker.
     """
@@ -85,7 +86,7 @@ def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
         **client_config(kafka),
         "group.id": kafka.group_id,
         "group.protocol": kafka.group_protocol,
-        "auto.offset.reset": kafka.auto_offset_reset,
+        "auto.offset.reset": "error",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,

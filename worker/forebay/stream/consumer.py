@@ -7,6 +7,7 @@ position moves on. So every callback is wrapped here, and what goes wrong become
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,9 +19,14 @@ from forebay.records import Headers, Partition, Record
 from forebay.stream.codec import UNREADABLE
 from forebay.stream.leaders import are_well
 from forebay.stream.member import Event, Listener
+from forebay.stream.questions import Questions
+from forebay.stream.starts import DEFAULT_RULE, StartRule, Starts
 
 SKIPPED = {ck.KafkaError._BAD_COMPRESSION, ck.KafkaError._BAD_MSG, ck.KafkaError.INVALID_MSG}
 """Errors of a record, or of its batch, that would repeat themselves for ever."""
+
+_NOT_FETCHED = {ck.KafkaError._STATE, ck.KafkaError._PREV_IN_PROGRESS}
+"""What a seek meets in a partition that the client does not fetch yet, or not any more."""
 
 _NO_POSITION = -1001
 _REWIND_SECONDS = 5.0
@@ -29,7 +35,13 @@ _REWIND_SECONDS = 5.0
 class Consumer:
     """A group member that reads records and commits offsets; `start` subscribes."""
 
-    def __init__(self, config: dict[str, Any], topics: Iterable[str], logger: logging.Logger | None = None) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        topics: Iterable[str],
+        rule: StartRule = DEFAULT_RULE,
+        logger: logging.Logger | None = None,
+    ) -> None:
         self._config = config
         self._topics = list(topics)
         self._logger = logger or logging.getLogger("forebay.kafka")
@@ -39,6 +51,8 @@ class Consumer:
         self._assignment_changed = False
         self._held: set[Partition] = set()
         self.events: deque[Event] = deque()
+        self._questions = Questions(self.events.append)
+        self._starts = Starts(rule, config, self.events.append)
         self.commits: deque[tuple[dict[Partition, int], dict[Partition, str]]] = deque()
         self.commits_in_flight = 0
         self.paused = False
@@ -52,9 +66,10 @@ class Consumer:
             self._client = ck.Consumer({**self._config, **callbacks}, logger=self._logger)
         except ck.KafkaException as error:
             raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
+        self._questions.client = self._starts.client = self._client
         self._client.subscribe(
             self._topics,
-            on_assign=self._wrapped(lambda listener: listener.assigned),
+            on_assign=self._on_assign,
             on_revoke=self._wrapped(lambda listener: listener.revoked),
             on_lost=self._wrapped(lambda listener: listener.lost),
         )
@@ -62,7 +77,8 @@ class Consumer:
     def receive(self, limit: int, wait: float) -> list[Record]:
         """Return at most `limit` records. Waits up to `wait` seconds for the first and not at all for the rest.
 
-        `consume(n, t)` would wait out `t` to fill `n`. Raises KafkaFatalError when the client cannot go on.
+        `consume(n, t)` would wait out `t` to fill `n`. Raises KafkaFatalError when the client cannot go on, and
+        NoStartError, after which it goes on with the other partitions, where one has no start.
         """
         client = self._client
         if self._assignment_changed:
@@ -71,6 +87,8 @@ class Consumer:
                 self._hold()
             else:
                 self._let_go()
+        if self._starts.astray:
+            self._starts.find(time.monotonic())
         messages: list[Any] = []
         if wait > 0:
             first = client.poll(wait)
@@ -122,38 +140,25 @@ class Consumer:
 
     def seek(self, partition: Partition, offset: int) -> None:
         """Move the position of an assigned partition."""
-        self._client.seek(ck.TopicPartition(*partition, offset))
+        try:
+            self._client.seek(ck.TopicPartition(*partition, offset))
+            self._starts.sought(partition, offset)
+        except ck.KafkaException as error:
+            if error.args[0].code() not in _NOT_FETCHED:
+                raise
+            self._starts.go({partition: offset})
 
     def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int | None] | None:
         """Ask the broker for the group's committed offsets, None where there is none; None if it does not answer."""
-        found = self._ask(partitions, timeout)
-        if found is None:
-            return None
-        return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+        return self._questions.committed(partitions, timeout)
 
     def offsets_at(self, times: Mapping[Partition, int], timeout: float) -> dict[Partition, int | None] | None:
         """Ask for the first offset at or after each time in ms, None where there is none; None without an answer."""
-        asked = [ck.TopicPartition(*partition, time) for partition, time in times.items()]
-        found = self._answer(lambda: self._client.offsets_for_times(asked, timeout=timeout))
-        if found is None or any(p.error is not None for p in found):
-            return None
-        return {Partition(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
+        return self._questions.offsets_at(times, timeout)
 
     def notes(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, tuple[int, str]]:
         """Ask the broker for committed offsets that have metadata, with it; none if it does not answer in time."""
-        found = self._ask(partitions, timeout) or []
-        return {Partition(p.topic, p.partition): (p.offset, p.metadata) for p in found if p.offset >= 0 and p.metadata}
-
-    def _ask(self, partitions: Iterable[Partition], timeout: float) -> list[Any] | None:
-        asked = [ck.TopicPartition(*p) for p in partitions]
-        return self._answer(lambda: self._client.committed(asked, timeout=timeout))
-
-    def _answer(self, ask: Callable[[], list[Any]]) -> list[Any] | None:
-        try:
-            return ask()
-        except ck.KafkaException as error:
-            self.events.append(Event(error.args[0].name(), error.args[0].str()))
-            return None
+        return self._questions.notes(partitions, timeout)
 
     def rewind(self, partitions: Iterable[Partition]) -> bool:
         """Move the positions of assigned partitions back to the group's committed offsets.
@@ -163,9 +168,8 @@ class Consumer:
         committed = self.committed(partitions, _REWIND_SECONDS)
         if committed is None:
             return False
-        start = ck.OFFSET_END if self._config.get("auto.offset.reset") == "latest" else ck.OFFSET_BEGINNING
         for partition, offset in committed.items():
-            self.seek(partition, start if offset is None else offset)
+            self.seek(partition, self._starts.without_commit(partition) if offset is None else offset)
         return True
 
     def reaches(self, topics: Iterable[str], timeout: float) -> bool:
@@ -225,11 +229,9 @@ class Consumer:
         partition = Partition(topic, number) if topic is not None and number is not None and number >= 0 else None
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             raise KafkaFatalError(f"the Kafka client cannot go on: {error.str()}")
-        if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
-            raise ConfigError(
-                f"{topic} [{number}] has no offset to start from ({error.str()}); set kafka.auto_offset_reset "
-                "to earliest or latest, or reset the group's offsets"
-            )
+        if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and partition is not None:
+            self._starts.astray[partition] = error.str()
+            return None
         if error.code() in SKIPPED and partition is not None and offset is not None and offset >= 0:
             self.seek(partition, offset + 1)
             return Record(
@@ -238,13 +240,27 @@ class Consumer:
         self.events.append(Event(error.name(), error.str(), partition, offset))
         return None
 
+    def _on_assign(self, _: Any, places: list[Any]) -> None:
+        if self._listener is None:
+            return
+        self._assignment_changed = True
+        try:
+            partitions = [Partition(p.topic, p.partition) for p in places]
+            with self._questions.assigning(partitions) as known:
+                self._listener.assigned(partitions)
+                self._client.incremental_assign(self._starts.begin(known))
+        except BaseException as error:
+            self._failed = error
+
     def _wrapped(self, pick: Callable[[Listener], Callable[[list[Partition]], None]]) -> Callable[..., None]:
         def callback(_: Any, partitions: list[Any]) -> None:
             if self._listener is None:
                 return
             self._assignment_changed = True
             try:
-                pick(self._listener)([Partition(p.topic, p.partition) for p in partitions])
+                gone = [Partition(p.topic, p.partition) for p in partitions]
+                pick(self._listener)(gone)
+                self._starts.forget(gone)
             except BaseException as error:
                 self._failed = error
 

@@ -22,6 +22,8 @@ from forebay.stream.troubles import plain_cause
 from forebay.wording import counted
 from forebay_schemas.headers import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC
 
+_UNWANTED_SECONDS = 1.0
+
 
 class ClosedError(ForebayError):
     """The client was closed before the result came; the request may still be answered, unread."""
@@ -104,8 +106,12 @@ class Exchange:
         self._thread = threading.Thread(target=self._receive, name="forebay-client", daemon=True)
         self._thread.start()
 
-    def send(self, value: bytes, key: bytes, headers: Headers) -> Sent:
-        """Publish a request. Raises DeliveryError if it cannot even be queued, ClosedError after `close`."""
+    def send(self, value: bytes, key: bytes, headers: Headers, room_within: float = 30.0) -> Sent:
+        """Publish a request.
+
+        Raises DeliveryError if it cannot even be queued, ClosedError after `close`. Waits up to `room_within` seconds
+        while the send queue is full.
+        """
         correlation = next((v for k, v in headers if k == CORRELATION_ID and v), None)
         if correlation is None:
             correlation = uuid.uuid4().bytes
@@ -121,7 +127,7 @@ class Exchange:
             self._waiting[correlation] = sent
         try:
             publication = Publication(self._route.input_topic, value, key, headers + self._route.headers)
-            self._publisher.publish(publication, lambda receipt: self._acknowledge(sent, receipt))
+            self._publisher.publish(publication, lambda receipt: self._acknowledge(sent, receipt), room_within)
         except BaseException:
             self.abandon(sent)
             raise
@@ -147,10 +153,13 @@ class Exchange:
         return told + f"nothing arrived on {where} meanwhile: is a worker running that reads {sent.receipt.topic}?"
 
     def close(self, timeout: float = 10.0) -> None:
-        """Flush, stop the thread and fail what still waits. May be called twice."""
+        """Flush, stop the thread and fail what still waits. May be called twice.
+
+        Where nobody waits for anything any more, what is still unsent is worth a second and no more.
+        """
         self._stopping.set()
         if self._thread is not None:
-            self._publisher.close(timeout)
+            self._publisher.close(timeout if self._waiting else min(timeout, _UNWANTED_SECONDS))
             self._thread.join(timeout)
             self._thread = None
         self._fail_all(ClosedError("the client was closed before the result came"))

@@ -46,12 +46,16 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that the client reported beside records. `name` is librdkafka's name of the error."""
+    """Something that the client reported beside records. `name` is librdkafka's name of the error, or one of ours.
+
+    `skipped` counts requests that were deleted in the partition before they were answered, up to `offset`.
+    """
 
     name: str
     message: str
     partition: Partition | None = None
     offset: int | None = None
+    skipped: int = 0
 
     @property
     def is_end(self) -> bool:

@@ -18,9 +18,9 @@ from typing import Any, Literal, Protocol
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
-from forebay.records import Headers, Outcome, Partition
+from forebay.records import Headers, Outcome, Partition, Record
 from forebay.stream.holdback import Holdback
-from forebay.stream.lines import Lines
+from forebay.stream.lines import Lines, has_letter
 from forebay.stream.results import Encoder
 from forebay.stream.verdicts import NO_SUCH_PARTITION, NO_SUCH_TOPIC, TOO_LARGE
 
@@ -40,6 +40,7 @@ class Outgoing(Protocol):
     settled_in: list[float]
     trouble: str | None
     must_rewind: bool
+    keeps: Callable[[Record], bool]
 
     @property
     def is_refused(self) -> bool: ...
@@ -86,6 +87,7 @@ class Outbox:
         self.settled_in: list[float] = []
         self.trouble: str | None = None
         self.must_rewind = False
+        self.keeps: Callable[[Record], bool] = lambda record: True  # still this worker's; asked where it is refused
 
     def start(self, logger: logging.Logger | None = None) -> None:
         """Make the producer. Raises ConfigError where librdkafka refuses a property."""
@@ -184,6 +186,10 @@ class Outbox:
         outcome.pending -= 1
         if not outcome.pending:
             self.closed.append(outcome)
+        self._let_follow(outcome)
+
+    def _let_follow(self, outcome: Outcome) -> None:
+        """Send what waited behind an outcome that is out of the way."""
         if self._lines.held:
             for following, before in self._lines.acknowledged(outcome):
                 self._produce(following, before)
@@ -207,7 +213,11 @@ class Outbox:
     def _later(
         self, outcome: Outcome, tries: int, trouble: str, pause: float | None = None, *, alone: bool = False
     ) -> None:
-        """Send an outcome again after a pause, in its place in its line."""
+        """Send an outcome again after a pause, in its place in its line; not one that the next owner sends."""
+        if not has_letter(outcome) and not self.keeps(outcome.record):
+            self.unacknowledged -= 1
+            self._let_follow(outcome)
+            return
         line = self._lines.refused(outcome, tries, alone=alone)
         if line is not None:
             self._again(partial(self._resume, line), trouble, pause)

@@ -18,6 +18,7 @@ from forebay.errors import ForebayError
 from forebay.records import Headers
 from forebay.settings import Delivery, Kafka
 from forebay.stream.client_config import producer_config
+from forebay.stream.troubles import plain_cause
 
 QUIET = logging.getLogger("forebay.kafka")
 QUIET.addHandler(logging.NullHandler())
@@ -67,6 +68,7 @@ class Publisher:
             "logger": QUIET,
             "error_cb": self._note,
         }
+        self._give_up_after = give_up_after
         self._producer: Producer | None = None
         self.last_error: str | None = None
 
@@ -91,7 +93,7 @@ class Publisher:
                     publication.topic,
                     value=publication.value,
                     key=publication.key,
-                    on_delivery=_report(publication.topic, on_receipt),
+                    on_delivery=self._report(publication.topic, on_receipt),
                     **options,
                 )
                 return
@@ -129,18 +131,24 @@ class Publisher:
     def _note(self, error: KafkaError) -> None:
         self.last_error = error.str()
 
+    def _report(self, topic: str, on_receipt: OnReceipt) -> Callable[[KafkaError | None, Any], None]:
+        def report(error: KafkaError | None, message: Any) -> None:
+            try:
+                if error is not None:
+                    on_receipt(Receipt(topic, -1, -1, self._why(error)))
+                else:
+                    on_receipt(Receipt(topic, message.partition(), message.offset()))
+            except Exception:
+                QUIET.exception("a receipt's callback failed")
 
-def _report(topic: str, on_receipt: OnReceipt) -> Callable[[KafkaError | None, Any], None]:
-    def report(error: KafkaError | None, message: Any) -> None:
-        try:
-            if error is not None:
-                on_receipt(Receipt(topic, -1, -1, error.str()))
-            else:
-                on_receipt(Receipt(topic, message.partition(), message.offset()))
-        except Exception:
-            QUIET.exception("a receipt's callback failed")
+        return report
 
-    return report
+    def _why(self, error: KafkaError) -> str:
+        """Say why a record was not taken; of one that was given up the client only knows that its time was over."""
+        if error.code() != KafkaError._MSG_TIMED_OUT:
+            return error.str()
+        cause = "" if self.last_error is None else f" ({plain_cause(self.last_error)})"
+        return f"no broker took it within {self._give_up_after:g} s{cause}"
 
 
 def _explain(publication: Publication, error: KafkaError) -> str:

@@ -18,7 +18,7 @@ from forebay.records import Partition, Record
 from forebay.settings import Batch, Kafka
 from forebay.stream.client_config import consumer_config
 from forebay.stream.publish import QUIET
-from forebay.stream.reaching import complaint, metadata
+from forebay.stream.reaching import TRY_SECONDS, complaint, metadata
 from forebay.stream.troubles import topic_missing
 
 
@@ -32,6 +32,7 @@ class Last:
 Start = Literal["beginning", "end"] | int | Last
 """Where to start; a number is a Unix time in milliseconds."""
 
+OPEN_SECONDS = 10.0
 REFRESH_SECONDS = 30.0
 _LEADER_MOVES = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -67,7 +68,7 @@ class Tail:
         self._missed: set[str] = set()
         self.partitions: set[Partition] = set()
 
-    def open(self, timeout: float = 10.0) -> None:
+    def open(self, timeout: float = OPEN_SECONDS) -> None:
         """Connect, find the partitions and go to the start: what is published after this returns will be read.
 
         Raises KafkaUnavailableError with the address that failed, ConfigError for a topic that does not exist.
@@ -129,6 +130,14 @@ class Tail:
     def last_error(self) -> str | None:
         """What the Kafka client complained about last."""
         return complaint(self._errors)
+
+    def take_outage(self) -> str | None:
+        """Return why no broker could be reached since this was last asked; None where one could."""
+        if not any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in self._errors):
+            return None
+        why = complaint(self._errors)
+        self._errors.clear()
+        return why
 
     def count_partitions(self, topic: str, timeout: float = 10.0) -> int:
         """Give the number of partitions. Raises ConfigError if the topic does not exist."""
@@ -210,7 +219,7 @@ class Tail:
             if followed.partitions is not None:
                 continue
             try:
-                numbers = self._numbers(followed, time.monotonic())
+                numbers = self._numbers(followed, time.monotonic() + TRY_SECONDS)
             except KafkaUnavailableError:
                 continue
             except ConfigError as error:

@@ -32,7 +32,8 @@ _GROUP = {
 }
 _FENCED = {ck.KafkaError._FENCED, ck.KafkaError.PRODUCER_FENCED, ck.KafkaError.INVALID_PRODUCER_EPOCH}
 _MOST_OUTCOMES = 10_000
-_PATIENCE = 2.5  # times `transaction.timeout.ms` until a commit is given up: the client's two calls take one each
+_PATIENCE = 1.5  # times `transaction.timeout.ms` until a transaction is given up here; the brokers do it after one
+_LONGEST_WAIT = 10.0  # of the loop itself, in seconds: it must be seen to live, however long a transaction may last
 _LOOK_SECONDS = 0.1
 _START_SECONDS = 30.0
 _BEGIN_SECONDS = 2.0
@@ -175,7 +176,8 @@ class TransactionalOutbox:
         """
         self._began = time.perf_counter()
         try:
-            self._patience.call(self._transaction([], marks, notes).run, self._timeout * _PATIENCE)
+            seconds = min(self._timeout * _PATIENCE, _LONGEST_WAIT)
+            self._patience.call(self._transaction([], marks, notes).run, seconds)
         except TimeoutError as error:
             raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error))) from error
 
@@ -207,7 +209,7 @@ class TransactionalOutbox:
         refused = ended is not None and bool(ended.reports)
         if refused or (error.txn_requires_abort() and error.code() != ck.KafkaError._TIMED_OUT):
             try:
-                self._client.abort_transaction(self._timeout)
+                self._client.abort_transaction(min(self._timeout, _LONGEST_WAIT))
             except ck.KafkaException:
                 # With a refused message in it, it was never committed: its outcomes may be sent again as they are.
                 self._replace_producer(rewind=not refused)

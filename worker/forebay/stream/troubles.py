@@ -6,6 +6,7 @@ Pure sentences; any thread.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 CLOSED_AT_ONCE = (
     "connections are closed again at once; a broker that wants TLS or a login does that: see kafka.security"
@@ -66,3 +67,15 @@ def topic_missing(topic: str, servers: str) -> str:
 def kafka_topics(topic: str, servers: str, partitions: int = 6) -> str:
     """Give the command of Apache Kafka's own tools that makes a topic."""
     return f"kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions {partitions}"
+
+
+def reset_offsets(group: str, servers: str, partitions: Iterable[tuple[str, int]]) -> str:
+    """Give the command of Apache Kafka's own tools that moves a group to the first record that is still there."""
+    numbers: dict[str, list[str]] = {}
+    for topic, number in sorted(partitions):
+        numbers.setdefault(topic, []).append(str(number))
+    topics = " ".join(f"--topic {topic}:{','.join(found)}" for topic, found in numbers.items())
+    return (
+        f"kafka-consumer-groups.sh --bootstrap-server {servers} --group {group} {topics} --reset-offsets --to-earliest "
+        "--execute"
+    )

@@ -38,6 +38,10 @@ class Combined:
         if path == "/metrics":
             texts = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
             return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry) + merge(texts).encode()
+        if _is_description(path):  # all of them serve the same
+            told = [body for status, body in answers.values() if status == 200]
+            missing = json.dumps({"error": "no worker tells it by now"}).encode()
+            return 200 if told else 404, "application/json", told[0] if told else missing
         word = _WORDS.get(path) or ("ready" if path.startswith("/v2/models/") else None)
         unknown = next((body for status, body in answers.values() if status == 404), None)
         if word is None or unknown is not None:
@@ -65,6 +69,11 @@ class Combined:
             return {}
         with ThreadPoolExecutor(len(asked)) as threads:
             return dict(zip(asked, threads.map(_get, asked.values()), strict=True))
+
+
+def _is_description(path: str) -> bool:
+    parts = path.strip("/").split("/")
+    return path == "/v2" or (parts[:2] == ["v2", "models"] and len(parts) in (3, 5))
 
 
 def _get(url: str) -> tuple[int, bytes]:

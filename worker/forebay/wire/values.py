@@ -35,7 +35,11 @@ class RequestOptions(TypedDict, total=False):
     headers: Sequence[tuple[str, bytes | None]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+SHOWN_ELEMENTS, SHOWN_BYTES = 6, 40
+"""What the repr of a result shows of a tensor, and of an element of bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Result:
     """A result: `outputs` by name are arrays (BF16 widened to float32) or, for BYTES, lists of bytes."""
 
@@ -45,6 +49,11 @@ class Result:
     version: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     headers: Headers = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{name!r}: {_shortened(values)}" for name, values in self.outputs.items())
+        told = f"id={self.id!r}, model={self.model!r}, version={self.version!r}, batch_size={self.batch_size}"
+        return f"Result({told}, source={self.source!r}, outputs={{{outputs}}})"
 
     def __getitem__(self, name: str) -> Array | list[bytes]:
         if name not in self.outputs:
@@ -96,6 +105,15 @@ class ParsedRequest:
     def inputs(self) -> dict[str, Array | list[bytes]]:
         """The inputs as arrays and lists of bytes."""
         return {name: unpack(tensor) for name, tensor in self.tensors.items()}
+
+
+def _shortened(values: Array | list[bytes]) -> str:
+    """Show a tensor in a line: its type, its shape and its first elements, or its first element of bytes."""
+    if isinstance(values, list):
+        first = "".join(repr(one[:SHOWN_BYTES]) + "…" * (len(one) > SHOWN_BYTES) for one in values[:1])
+        return f"[{first}]" if len(values) < 2 else f"[{first}, … {len(values):,} elements]"
+    shown = " ".join(f"{one:.4g}" if values.dtype.kind == "f" else str(one) for one in values.flat[:SHOWN_ELEMENTS])
+    return f"{values.dtype}{list(values.shape)} {shown}{' …' * (values.size > SHOWN_ELEMENTS)}".rstrip()
 
 
 def text_header(headers: Headers, name: str) -> str | None:

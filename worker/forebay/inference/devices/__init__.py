@@ -16,6 +16,17 @@ from forebay.inference.devices.cpu import LANDED, Device, Landing
 
 __all__ = ["LANDED", "Accelerator", "Device", "Landing", "is_out_of_memory", "is_sticky", "open_device", "resolve"]
 
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What is said where memory is short outside of torch's own allocator on a device, which raises a type of its own."""
+
+
+_KNOWN = "auto, cpu, cuda or cuda:N"
+
 
 def resolve(name: str) -> torch.device:
     """Return the device that a setting names; `auto` is CUDA where there is one, else the CPU. A fake one is the CPU.
@@ -29,15 +40,21 @@ def resolve(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"inference.device {name!r} is not a device (auto, cpu, cuda, cuda:1)") from error
+        raise ConfigError(f"inference.device {name!r} is not a device: set it to {_KNOWN}") from error
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"inference.device is {name}, but torch {torch.__version__} sees no CUDA device")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"inference.device is {name}, but there are {torch.cuda.device_count()} CUDA devices")
+            raise ConfigError(
+                f"inference.device is {name}, but torch {torch.__version__} sees no CUDA device here: set it to auto "
+                "or cpu, or mend the driver (nvidia-smi) or the build of torch"
+            )
+        if (device.index or 0) >= (found := torch.cuda.device_count()):
+            there = "cuda:0" if found == 1 else f"cuda:0 to cuda:{found - 1}"
+            raise ConfigError(
+                f"inference.device is {name}, but there is only {there} here: set it to one of those, or auto"
+            )
         return torch.device("cuda", device.index or 0)
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"inference.device {name!r} is not supported; use auto, cpu or cuda")
+        raise ConfigError(f"inference.device {name!r} is not supported: set it to {_KNOWN}")
     return device
 
 
@@ -56,16 +73,16 @@ def open_device(name: str, memory_fraction: float | None = None) -> Device:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; the CPU allocator raises a plain RuntimeError."""
+    """Whether an allocation failed, of torch's or of a library's own; the CPU allocator raises a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return type(error) is RuntimeError and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)
 
 
 def is_sticky(error: BaseException) -> bool:
     """Whether the device is lost to this process: only a new process helps."""
     kind: Any = getattr(torch, "AcceleratorError", None)
-    return kind is not None and isinstance(error, kind)
+    return kind is not None and isinstance(error, kind) and not is_out_of_memory(error)
 
 
 def _is_fake(name: str) -> bool:

@@ -41,6 +41,7 @@ class Backend(Protocol):
     def on(self, stream: Any) -> AbstractContextManager[Any]: ...
     def computing(self, stream: Any) -> AbstractContextManager[Any]: ...
     def pin(self, memory: mmap.mmap) -> str | None: ...
+    def unpin(self, memory: mmap.mmap) -> None: ...
     def settle(self) -> None: ...
     def fetch(self, staged: torch.Tensor) -> torch.Tensor: ...
     def store(self, result: torch.Tensor, place: torch.Tensor) -> None: ...
@@ -87,6 +88,10 @@ class Accelerator(Device):
         """Page-lock the staging memory, once."""
         return self.backend.pin(memory)
 
+    def unpin(self, memory: mmap.mmap) -> None:
+        """Let go of the staging memory, before it is unmapped."""
+        self.backend.unpin(memory)
+
     def settle(self) -> None:
         """Wait for everything that was begun: the streams here do not wait for the one that `load` used."""
         self.backend.settle()
@@ -120,6 +125,16 @@ class Accelerator(Device):
         landed = self.backend.event()
         landed.record(self._outgoing)
         return _InFlight(landed, (copies, keep))
+
+    def abandon(self) -> None:
+        """Let what is brought in from now on wait for what a failed forward has left behind on the compute stream.
+
+        The allocator gives the memory of the failed batch to the next one of the same stream, while a kernel that was
+        launched before the error may still write into it.
+        """
+        left = self.backend.event()
+        left.record(self._compute)
+        self._incoming.wait_event(left)
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Record what `run` does on the compute stream; return what does it again, and `run`'s outputs.

@@ -51,6 +51,9 @@ class Device:
         """Make the staging memory ready for copies; return a note for the log where that failed."""
         return None
 
+    def unpin(self, memory: mmap.mmap) -> None:
+        """Let go of the staging memory, before it is unmapped."""
+
     def settle(self) -> None:
         """Wait for everything that was begun, such as the copies of a model's weights."""
 
@@ -67,6 +70,9 @@ class Device:
         for result, place in copies:
             place.copy_(result)
         return LANDED
+
+    def abandon(self) -> None:
+        """Take note that a forward failed, which may have left work behind."""
 
     def recover(self) -> None:
         """Give cached memory back after an allocation failed."""

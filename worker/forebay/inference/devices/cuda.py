@@ -5,12 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 
-from forebay.inference.precision import tolerance
+from forebay.inference.precision import tolerance, uses_tf32
 
 _TF32_TOLERANCE = 5e-3
 _USABLE = 15 / 16
@@ -27,9 +27,10 @@ class CudaBackend:
         self._fraction = memory_fraction
         self.device = device
         self.name = torch.cuda.get_device_name(device)
-        self._pinned = False
+        self._pinned: set[int] = set()
         self._pool: Any = None
         self._base = 0
+        self._graphs = 0  # bytes that only graphs may use: reserved, and no room for anything else
         self._process_bytes = _nvml_process_bytes(device)
 
     def stream(self) -> Any:
@@ -50,10 +51,21 @@ class CudaBackend:
 
     def pin(self, memory: mmap.mmap) -> str | None:
         """Page-lock the staging memory."""
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        code = torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)  # type: ignore[no-untyped-call]
-        self._pinned = int(code) == 0
-        return None if self._pinned else f"staging memory is not page-locked (cudaHostRegister gave {int(code)})"
+        address = _address(memory)
+        code = int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0))  # type: ignore[no-untyped-call]
+        if code == 0:
+            self._pinned.add(address)
+            return None
+        with suppress(RuntimeError):  # CUDA keeps the error for whoever asks next: torch, behind its next kernel
+            torch.full((1,), 1.0, device=self.device)
+        return f"staging memory is not page-locked (cudaHostRegister gave {code})"
+
+    def unpin(self, memory: mmap.mmap) -> None:
+        """Let go of the staging memory: what is mapped at its addresses later could not be page-locked."""
+        address = _address(memory)
+        if address in self._pinned:
+            self._pinned.remove(address)
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Wait for every stream."""
@@ -61,11 +73,11 @@ class CudaBackend:
 
     def fetch(self, staged: torch.Tensor) -> torch.Tensor:
         """Allocate on the current stream and begin the copy; the slot stays as it is until the batch is done."""
-        return staged.to(self.device, non_blocking=self._pinned)
+        return staged.to(self.device, non_blocking=bool(self._pinned))
 
     def store(self, result: torch.Tensor, place: torch.Tensor) -> None:
         """Begin the copy to the slot."""
-        place.copy_(result, non_blocking=self._pinned)
+        place.copy_(result, non_blocking=bool(self._pinned))
 
     def capture(self, stream: Any, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Run once more, so that libraries have their workspaces on this stream, then record."""
@@ -74,10 +86,16 @@ class CudaBackend:
         torch.cuda.synchronize(self.device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+        before = self._unused()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             outputs = run()
+        self._graphs += max(self._unused() - before, 0)
         return graph.replay, outputs
+
+    def _unused(self) -> int:
+        return torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
 
     def empty_cache(self) -> None:
         """Give cached blocks back to the driver."""
@@ -95,7 +113,7 @@ class CudaBackend:
     def room(self) -> int | None:
         """Return what the driver and the allocator's own cache have left, within this process's share."""
         free, total = torch.cuda.mem_get_info(self.device)
-        room = free + torch.cuda.memory_reserved(self.device)
+        room = free + torch.cuda.memory_reserved(self.device) - self._graphs
         if self._fraction is not None:
             room = min(room, int(total * self._fraction))
         return int((room - self._base) * _USABLE)
@@ -104,8 +122,7 @@ class CudaBackend:
         """Return what batching may change: TF32, which a model's own code may turn on, keeps ten bits."""
         if precision not in ("fp32", "tf32"):
             return tolerance(precision)
-        uses_tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-        return _TF32_TOLERANCE if uses_tf32 else 1e-5
+        return _TF32_TOLERANCE if uses_tf32() else 1e-5
 
     def memory(self) -> dict[str, int]:
         """Return the allocator's, the device's and, through NVML where nvidia-ml-py is there, the process's bytes."""
@@ -120,15 +137,28 @@ class CudaBackend:
         return found if process is None else {**found, "device_process": process}
 
 
+def _address(memory: mmap.mmap) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
+def _nvml_handle(pynvml: Any, uuid: str) -> Any:
+    """Return NVML's handle: by UUID, for its indices are the driver's, whatever CUDA_VISIBLE_DEVICES says."""
+    if uuid.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+    except pynvml.NVMLError:  # a part of a device
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}".encode())
+
+
 def _nvml_process_bytes(device: torch.device) -> Callable[[], int | None]:
     """Return a function that says what this process takes of the device, contexts included; None where nobody knows."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-    except Exception:  # not installed, no driver library, MIG: the metric is simply not there
+        handle = _nvml_handle(pynvml, str(torch.cuda.get_device_properties(device).uuid))
+    except Exception:  # not installed, or no driver library: the metric is simply not there
         return lambda: None
 
     def ask() -> int | None:

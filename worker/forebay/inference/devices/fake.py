@@ -23,16 +23,18 @@ from forebay.inference.devices.fake_memory import FakeAllocator
 from forebay.inference.devices.fake_streams import FakeEvent, FakeStream, Incoming, Timeline, Work, outgoing, spoil
 from forebay.inference.precision import tolerance
 
-OPTIONS = "memory (16rows, 4MiB), ticks, sticky, hang, corrupt, pin, trace"
+OPTIONS = "memory (16rows, 4MiB), ticks, sticky, hang, corrupt, swell, pin, trace"
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TRACED = 100_000
+_SILENT: dict[str, Callable[[torch.Tensor], object]] = {"corrupt": lambda x: x.add_(1), "swell": lambda x: x.mul_(1.5)}
 
 
 @dataclass(frozen=True, slots=True)
 class FakeOptions:
     """What the device can do. `sticky` and `hang` are input values that make it fail, as a device-side assert does.
 
-    `corrupt` is an input value after which it says nothing, and every number that it computes is one too large.
+    `corrupt` is an input value after which it says nothing, and every number that it computes is one too large; `swell`
+    one after which every number is half too large: of zeros it makes the right ones.
     `ticks` is how often somebody has to look until a forward has ended. `trace` is a file for what happened.
     """
 
@@ -43,6 +45,7 @@ class FakeOptions:
     sticky: float | None = None
     hang: float | None = None
     corrupt: float | None = None
+    swell: float | None = None
     pins: bool = True
     trace: str | None = None
 
@@ -70,7 +73,7 @@ def _option(key: str, value: str) -> dict[str, Any]:
         return {"memory": int(number) * _UNITS[unit]}
     if key == "ticks":
         return {"ticks": max(int(value), 1)}
-    if key in ("sticky", "hang", "corrupt"):
+    if key in ("sticky", "hang", *_SILENT):
         return {key: float(value)}
     if key == "pin":
         return {"pins": {"yes": True, "no": False}[value]}
@@ -94,7 +97,7 @@ class FakeBackend:
         self._computing: FakeStream | None = None
         self._rows = 0
         self._fate: str | None = None
-        self._is_corrupt = False
+        self._spoils: Callable[[torch.Tensor], object] | None = None
         self._launches = 0
         self._graphs = 0
         self._base = 0
@@ -138,8 +141,10 @@ class FakeBackend:
         try:
             with self.allocator:
                 yield
-        except torch.OutOfMemoryError:
-            self.note(f"refuse {self._rows}")
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                self.note(f"refuse {self._rows}")
+            self.timeline.leave(stream, self.options.ticks)
             raise
         ticks = None if fate == "hang" else self.options.ticks
         stream.queue.append(Work(ticks, lambda: self._computed(number, fate), self.timeline.number()))
@@ -154,6 +159,10 @@ class FakeBackend:
         """Take the staging memory for page-locked, unless told otherwise."""
         return None if self.options.pins else "staging memory is not page-locked (the fake was told pin=no)"
 
+    def unpin(self, memory: mmap.mmap) -> None:
+        """Note it."""
+        self.note("unpin")
+
     def settle(self) -> None:
         """Run every stream out."""
         self.timeline.run_out(lambda: not any(stream.queue for stream in self.timeline.streams))
@@ -167,22 +176,25 @@ class FakeBackend:
         for fate, mark in (("hang", self.options.hang), ("sticky", self.options.sticky)):
             if mark is not None and bool((staged == mark).any()):
                 self._fate = fate
-        if self.options.corrupt is not None and bool((staged == self.options.corrupt).any()):
-            self._is_corrupt = True
+        for name, spoils in _SILENT.items():
+            mark = getattr(self.options, name)
+            if mark is not None and bool((staged == mark).any()):
+                self._spoils = spoils
         spoil(target)
-        copy = Incoming(staged, target, self.timeline.number())
+        copy = Incoming(staged, target, self.timeline)
         if self.options.pins:
             self._current.queue.append(copy)
         else:
-            copy.move()
+            copy.move(self._current.waits())
         return target
 
     def store(self, result: torch.Tensor, place: torch.Tensor) -> None:
         """Copy to the slot when the turn comes: at once, after everything, where it is not page-locked."""
         number, computing = self.timeline.number(), self._computing
         end = outgoing(result, place, lambda: computing is not None and computing.is_busy_before(number))
-        if self._is_corrupt and place.is_floating_point():
-            end = _then(end, lambda: place.add_(1))
+        spoils = self._spoils
+        if spoils is not None and place.is_floating_point():
+            end = _then(end, lambda: spoils(place))
         self._current.queue.append(Work(1, end, number))
         if not self.options.pins:
             stream = self._current

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -33,21 +34,44 @@ class Work:
             self._then()
 
 
+class Leftover(Work):
+    """What a failed forward has launched before its error: it runs all the same, and may write into its inputs."""
+
+    __slots__ = ("has_ended", "stream")
+
+    def __init__(self, stream: FakeStream, ticks: int, number: int) -> None:
+        super().__init__(ticks, None, number)
+        self.stream = stream
+        self.has_ended = False
+
+    def end(self) -> None:
+        """Do no harm any more."""
+        self.has_ended = True
+
+
 class Incoming(Work):
-    """A copy from a slot to the device. `move` brings the bytes; the slot may change only after the copy has ended."""
+    """A copy from a slot to the device. `move` brings the bytes; the slot may change only after the copy has ended.
 
-    __slots__ = ("_seen", "_source", "_target")
+    It lands in memory that a failed forward had, as an allocator would have it: unless it waits for what that has left
+    behind, its bytes are spoilt.
+    """
 
-    def __init__(self, source: torch.Tensor, target: torch.Tensor, number: int) -> None:
-        super().__init__(1, None, number)
+    __slots__ = ("_behind", "_seen", "_source", "_target")
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, timeline: Timeline) -> None:
+        super().__init__(1, None, timeline.number())
         self._source, self._target = source, target
+        self._behind = [one for one in timeline.leftovers if not one.has_ended]
         self._seen: torch.Tensor | None = None
 
-    def move(self) -> None:
-        """Bring the bytes, once."""
-        if self._seen is None:
-            self._seen = self._source.clone()
-            self._target.copy_(self._seen)
+    def move(self, waits: Iterable[FakeEvent] = ()) -> None:
+        """Bring the bytes, once; `waits` are the events that the stream waits for before."""
+        if self._seen is not None:
+            return
+        self._seen = self._source.clone()
+        self._target.copy_(self._seen)
+        if not all(one.has_ended or any(event.is_behind(one) for event in waits) for one in self._behind):
+            spoil(self._target)
 
     def end(self) -> None:
         """Bring the bytes, and see whether the slot is as it was."""
@@ -81,12 +105,19 @@ class Timeline:
         self.streams: list[FakeStream] = []
         self.now = 0
         self.lost: str | None = None
+        self.leftovers: list[Leftover] = []
         self._works = 0
 
     def number(self) -> int:
         """Return the next number of a piece of work, in the order of their launches."""
         self._works += 1
         return self._works
+
+    def leave(self, stream: FakeStream, ticks: int) -> None:
+        """Let a failed forward's work end some ticks ahead."""
+        self.leftovers = [one for one in self.leftovers if not one.has_ended]
+        self.leftovers.append(Leftover(stream, ticks, self.number()))
+        stream.queue.append(self.leftovers[-1])
 
     def check(self) -> None:
         """Raise what a lost device raises, for ever."""
@@ -161,7 +192,12 @@ class FakeStream:
             if isinstance(entry, Mark) and entry.event is event:
                 return
             if isinstance(entry, Incoming):
-                entry.move()
+                entry.move(self.waits(entry))
+
+    def waits(self, before: Incoming | None = None) -> list[FakeEvent]:
+        """Return the events that stand in front of an entry, or of what comes next."""
+        entries = takewhile(lambda entry: entry is not before, self.queue)
+        return [entry.event for entry in entries if isinstance(entry, Wait)]
 
 
 class FakeEvent:
@@ -171,11 +207,16 @@ class FakeEvent:
         self._timeline = timeline
         self.happened = True
         self.stream: FakeStream | None = None
+        self._number = 0
 
     def record(self, stream: FakeStream) -> None:
         """Put the mark behind what the stream has to do by now."""
-        self.happened, self.stream = False, stream
+        self.happened, self.stream, self._number = False, stream, self._timeline.number()
         stream.queue.append(Mark(self))
+
+    def is_behind(self, work: Leftover) -> bool:
+        """Whether it happens after that work, on the same stream."""
+        return self.stream is work.stream and self._number > work.number
 
     def query(self) -> bool:
         """Whether it has happened; to look takes one tick."""

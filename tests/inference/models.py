@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from forebay import Model, TensorSpec
-
-POISON, NOT_A_NUMBER, INFINITE, CRASH = -1.0, -2.0, -3.0, -4.0
+from tests.unit.marks import CRASH, INFINITE, NOT_A_NUMBER, POISON
 
 
 class Sums(Model):

@@ -15,7 +15,7 @@ from forebay.inference.loading import load as load_model
 from forebay.inference.loading import load_shared
 from forebay.inference.messages import Start
 from forebay.settings import load
-from tests.unit.test_loading import start
+from tests.inference.test_loading import start
 
 
 def started(**changes: Any) -> list[Start]:

@@ -210,7 +210,7 @@ def test_auto_is_the_cpu_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_a_device_that_is_not_there_is_refused_and_never_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="sees no CUDA device"):
+    with pytest.raises(ConfigError, match="sees no CUDA device here: set it to auto or cpu"):
         resolve(name)
 
 
@@ -218,8 +218,11 @@ def test_a_device_number_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ConfigError, match="there are 2"):
+    with pytest.raises(ConfigError, match="only cuda:0 to cuda:1 here: set it to one of those"):
         resolve("cuda:2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="only cuda:0 here: set it"):
+        resolve("cuda:9")
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "cuda:x", "meta", "mps"])

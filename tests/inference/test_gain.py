@@ -15,9 +15,9 @@ from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.replicas import Replica
 from forebay.sections.inference import ModelSettings
 from forebay.settings import Batch, Delivery, Inference
-from tests.unit.models import Sums
-from tests.unit.test_accelerator import accelerator
-from tests.unit.test_runner import CPU, Bench
+from tests.inference.models import Sums
+from tests.inference.test_accelerator import accelerator
+from tests.inference.test_runner import CPU, Bench
 
 CURVE = [(0, 1, 0.001), (0, 8, 0.004)]
 

@@ -19,9 +19,9 @@ from forebay.inference.devices.fake_graphs import Tape
 from forebay.inference.replica import begin_replica
 from forebay.inference.replicas import finished
 from forebay.inference.staging import SlotSize, Staging
-from tests.unit.models import Echo, Words
-from tests.unit.test_loading import start
-from tests.unit.test_runner import Bench, ids, numbers, ordinary
+from tests.inference.models import Echo, Words
+from tests.inference.test_loading import start
+from tests.inference.test_runner import Bench, ids, numbers, ordinary
 
 
 class Net(Model):
@@ -82,7 +82,7 @@ def test_a_cpu_has_no_graphs_and_nothing_else_is_taken_in_their_place() -> None:
         compiled(Net(), start(compile="cudagraph"), open_device("cpu"))
     staging = Staging(SlotSize(1 << 12, 1 << 12), 2)
     told, runner = begin_replica(
-        start(factory="tests.unit.test_graphs:Net", search=[str(Path.cwd())], compile="cudagraph"), staging.map
+        start(factory="tests.inference.test_graphs:Net", search=[str(Path.cwd())], compile="cudagraph"), staging.map
     )
     assert runner is None
     assert "needs a CUDA device" in str(told)
@@ -160,7 +160,7 @@ def test_a_model_that_writes_into_its_input_is_replayed_with_the_next_ones() -> 
 def test_a_replica_without_allowed_sizes_captures_the_powers_of_two_and_measures_replays() -> None:
     staging = Staging(SlotSize(1 << 12, 1 << 12), 2)
     asked = start(
-        factory="tests.unit.test_graphs:Net", search=[str(Path.cwd())], compile="cudagraph", device="fake",
+        factory="tests.inference.test_graphs:Net", search=[str(Path.cwd())], compile="cudagraph", device="fake",
         max_batch_size=8, slot_bytes=1 << 13, input_bytes=1 << 12,
     )  # fmt: skip
     told, runner = begin_replica(asked, staging.map)

@@ -13,9 +13,9 @@ from forebay.errors import ModelError
 from forebay.inference.devices import open_device
 from forebay.inference.rehearsal import rehearse
 from forebay.inference.warmup import WarmUp, with_fewer_threads
-from tests.unit.models import Greedy, Padded, Sums
-from tests.unit.test_accelerator import Wide
-from tests.unit.test_runner import Answers, Bench, ids, numbers, ordinary
+from tests.inference.models import Greedy, Padded, Sums
+from tests.inference.test_accelerator import Wide
+from tests.inference.test_runner import Answers, Bench, ids, numbers, ordinary
 
 
 class Shapes(Model):

@@ -20,9 +20,10 @@ from forebay.inference.messages import Done, Skip, decode_to_loop, encode
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
 from forebay.inference.replicas import finished
 from forebay.records import Code, Request
+from tests.inference.models import Echo, InPlace, Padded, Prepared, Sums, Words
+from tests.inference.test_runner import Answers, Bench, check_innocents, ids, lines, numbers, ordinary
 from tests.unit.builders import request
-from tests.unit.models import CRASH, NOT_A_NUMBER, POISON, Echo, InPlace, Padded, Prepared, Sums, Words
-from tests.unit.test_runner import Answers, Bench, check_innocents, ids, lines, numbers, ordinary
+from tests.unit.marks import CRASH, NOT_A_NUMBER, POISON
 
 HANG, STICKY = -8.0, -9.0
 

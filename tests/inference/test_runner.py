@@ -19,20 +19,9 @@ from forebay.inference.runner import Runner
 from forebay.inference.staging import SlotSize, Staging
 from forebay.inference.warmup import WarmUp, sizes, warm_up
 from forebay.records import Batch, Code, Failure, Reason, Request, Signature, Timings
+from tests.inference.models import Echo, Greedy, InPlace, Padded, Prepared, Sums, Words
 from tests.unit.builders import request
-from tests.unit.models import (
-    CRASH,
-    INFINITE,
-    NOT_A_NUMBER,
-    POISON,
-    Echo,
-    Greedy,
-    InPlace,
-    Padded,
-    Prepared,
-    Sums,
-    Words,
-)
+from tests.unit.marks import CRASH, INFINITE, NOT_A_NUMBER, POISON
 
 CPU = Device(torch.device("cpu"))
 

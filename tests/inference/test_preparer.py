@@ -22,8 +22,8 @@ from forebay.inference.preparer import Preparer, begin, try_out
 from forebay.inference.replicas import Finished, Replica, finished
 from forebay.inference.staging import SlotSize, Staging
 from forebay.records import Batch, Code, Output, Reason, Request, Signature
+from tests.inference.models import Prepared
 from tests.unit.builders import request
-from tests.unit.models import Prepared
 
 
 class Mixed(Model):
@@ -272,7 +272,7 @@ class Plain(Model):
 
 
 def start_of(model: str) -> Start:
-    factory = f"tests.unit.test_preparer:{model}"
+    factory = f"tests.inference.test_preparer:{model}"
     return Start("m", "1", factory, None, None, {}, "cpu", "fp32", None, 8, 2 * 4_096, 4_096, 2, [])
 
 

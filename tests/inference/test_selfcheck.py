@@ -15,8 +15,8 @@ from forebay.errors import ModelError
 from forebay.inference.devices import open_device
 from forebay.inference.samples import distinct_rows
 from forebay.inference.selfcheck import SelfCheck, self_check
-from tests.unit.models import Echo, Padded, Prepared, Sums, Words
-from tests.unit.test_runner import Bench
+from tests.inference.models import Echo, Padded, Prepared, Sums, Words
+from tests.inference.test_runner import Bench
 
 VECTOR = (TensorSpec("x", "FP32", [-1, 8]),)
 SCORES = (TensorSpec("y", "FP32", [-1, 8]),)

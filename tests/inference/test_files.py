@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from forebay.errors import ModelError
-from forebay.inference.files import open_file
+from forebay.inference.files import _OneRowAsTwo, open_file
+from forebay.inference.loading import load_plain
+from tests.inference.test_loading import start
 
 CPU = torch.device("cpu")
 
@@ -77,6 +79,43 @@ def test_a_torchscript_file_runs_with_its_tensors_declared(tmp_path: Path) -> No
     torch.testing.assert_close(model.forward(x=x)["y"], net(x))
     with pytest.raises(ModelError, match=r"model\.options\.inputs"):
         open_file(tmp_path / "net.pt", {})
+
+
+def test_a_package_that_takes_two_rows_at_least_is_given_a_single_one_twice() -> None:
+    """No package with a free number of rows could be served: the warm-up begins with a single one."""
+    given: list[int] = []
+
+    def package(x: torch.Tensor, y: torch.Tensor) -> Any:
+        given.append(len(x))
+        if len(x) < 2:
+            raise RuntimeError("input_handles[0]: dim value is too small at 0, expected it to be >= 2, but got: 1")
+        if x.shape[1] != 4:
+            raise RuntimeError("input_handles[0]: unmatched dim value at 1, expected: 4, but got: 5")
+        return x + y, y.sum(1)
+
+    call = _OneRowAsTwo(package)
+    for rows in (1, 1, 3):
+        one, other = call(torch.ones(rows, 4), torch.ones(rows, 4))
+        assert (one.tolist(), other.tolist()) == ([[2.0] * 4] * rows, [4.0] * rows)
+    assert given == [1, 2, 2, 3]
+    with pytest.raises(RuntimeError, match="unmatched dim value"):
+        call(torch.ones(1, 5), torch.ones(1, 5))
+
+
+@pytest.mark.parametrize("form", ["exported", "script"])
+def test_a_file_is_loaded_as_a_replica_loads_it(form: str, tmp_path: Path) -> None:
+    """A TorchScript file stopped the start: its modules have no requires_grad_."""
+    net = Net().eval()
+    path = _export(net, tmp_path / "net.pt2") if form == "exported" else tmp_path / "net.pt"
+    if form == "script":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(torch.jit.trace(net, torch.rand(2, 4)), path)
+    options = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]} if form == "script" else {}
+    options["outputs"] = [{"name": "y", "datatype": "FP32", "shape": [-1, 3]}] if form == "script" else ["y"]
+    model = load_plain(start(factory=None, path=str(path), options=options), CPU)
+    x = torch.rand(5, 4)
+    torch.testing.assert_close(model.forward(x=x)["y"], net(x))
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from forebay.inference.candidate import answer
 from forebay.inference.messages import Tried
 from forebay.inference.pruning import prune
 from forebay.inference.verdicts import Answer, Question, judge
-from tests.unit.test_loading import start
+from tests.inference.test_loading import start
 
-FACTORY = "tests.unit.test_precision:Net"
+FACTORY = "tests.inference.test_precision:Net"
 
 
 def asked(**changes: Any) -> Question:
@@ -103,17 +103,37 @@ def test_a_candidate_that_ends_its_process_is_one_row_of_the_table(monkeypatch: 
     def ask(question: Question, timeout: float) -> Answer:
         precision = question.start.precision
         if precision == "bf16":
-            return Answer(Tried("bf16", "none"), error="its process ended with -11: no message")
+            return Answer(Tried("bf16", "none"), error="its process was ended by signal 11")
         return Answer(tried(precision, 2.0 if precision == "fp32" else 1.0, 0.001), "cpu")
 
     monkeypatch.setattr(command, "_ask", ask)
     questions = [asked(precision=one) for one in ("fp32", "bf16", "fp16")]
     found = command._compare(questions, 1.0, quiet=True)
     assert [one.verdict for one in found.tried] == [
-        "not faster", "fails: its process ended with -11: no message", "adopted",
+        "not faster", "fails: its process was ended by signal 11", "adopted",
     ]  # fmt: skip
-    with pytest.raises(ModelError, match="ended with -11"):
+    with pytest.raises(ModelError, match="ended by signal 11"):
         command._compare(questions[1:], 1.0, quiet=True)
+
+
+def test_what_the_machine_lacks_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU twenty of the thirty-two candidates were processes that imported torch to say so."""
+    asked_for: list[tuple[str, str]] = []
+
+    def ask(question: Question, timeout: float) -> Answer:
+        precision, how = question.start.precision, question.start.compile
+        asked_for.append((precision, how))
+        lacks = precision == "tf32" or how == "cudagraph"
+        return Answer(Tried(precision, how, verdict="not here: no GPU") if lacks else tried(precision, 1.0, 0.0))
+
+    monkeypatch.setattr(command, "_ask", ask)
+    pairs = [(one, how) for how in ("none", "aoti", "cudagraph") for one in ("fp32", "tf32", "bf16")]
+    found = command._compare([asked(precision=one, compile=how) for one, how in pairs], 1.0, quiet=True)
+    assert [(one.precision, one.compile) for one in found.tried if one.verdict == "not here: no GPU"] == [
+        pair for pair in pairs if "tf32" in pair or "cudagraph" in pair
+    ]
+    assert asked_for == [pair for pair in pairs if pair not in (
+        ("tf32", "aoti"), ("tf32", "cudagraph"), ("bf16", "cudagraph"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,7 @@ def test_a_candidate_that_ends_its_process_is_one_row_of_the_table(monkeypatch: 
         (["--compile", "jit"], "there is no 'jit'"),
         (["--output", "x.safetensors"], "one --sparsity"),
         (["--output", "x.bin", "--sparsity", "2:4"], "takes a .safetensors file"),
-        (["--model", "nobody"], "choose one with --model: model"),
+        (["--model", "nobody"], "the settings have no model 'nobody'; choose one with --model: model"),
     ],
 )
 def test_a_wrong_option_is_one_sentence_with_what_there_is(arguments: Sequence[str], said: str) -> None:
@@ -144,3 +164,34 @@ def test_the_table_has_every_candidate_and_the_lines_to_paste(capsys: pytest.Cap
     assert "note: a note" in said
     assert said.endswith("inference:\n  precision: bf16\n  compile: none\n")
     assert "magnitude" in said
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_whole_matrix_can_be_read_on_a_screen(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 80 columns the verdicts were cut off, and most lines told what the machine has not, again and again."""
+    monkeypatch.setattr("forebay.cli.optimize_view._WIDE", width)
+    needs = "needs a CUDA device of compute capability 8.0 or later, and inference.device is cpu"
+    compilers = ("none", "inductor", "aoti", "cudagraph")
+    table = [tried("fp32", 4.0, 0.0), tried("fp16", 1.0, float("inf"))]
+    table += [tried("int8_weight_only", 3.0, 0.004, compile=one) for one in compilers[:3]]
+    table += [tried("tf32", 0.0, 0.0, compile=one, verdict=f"not here: {needs}") for one in compilers]
+    table += [tried(one, 0.0, 0.0, compile="cudagraph", verdict="not here: needs a GPU") for one in ("fp32", "bf16")]
+    table += [tried("int8", 0.0, 0.0, compile="aoti", verdict="fails: torch.export cannot export Net; set none")]
+    table += [tried("fp32", 4.0, 0.3, sparsity="magnitude", verdict="passes; --output writes it")]
+    show(Comparison("m", "cpu", 0.02, table, judge(table[:5], 0.02)))
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert sum(line.startswith("not here: tf32: needs a CUDA device") for line in lines) == 1
+    assert "not here: cudagraph: needs a GPU" in lines
+    assert any(line.startswith("fails: int8 aoti: torch.export cannot export Net") for line in lines)
+    assert any(line.startswith("fp16 1000.000 500.000 4.00× inf deviates") for line in lines)
+    assert any(line.startswith("int8_weight_only inductor") and line.endswith("not faster") for line in lines)
+
+
+def test_where_nothing_passes_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    table = [tried("fp32", 0.0, 0.0, verdict="fails: no memory")]
+    show(Comparison("m", "cpu", 0.02, table, judge(table, 0.02)))
+    assert capsys.readouterr().out.strip().endswith("nothing to set: no candidate ran and deviates at most 0.02")

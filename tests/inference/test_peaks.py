@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from forebay import Model, TensorSpec
 from forebay.inference.peaks import Peaks
 from forebay.inference.replicas import finished
-from tests.unit.test_accelerator import Wide, accelerator, fake, traced
-from tests.unit.test_runner import Bench, ids, ordinary
+from tests.inference.test_accelerator import Wide, accelerator, fake, traced
+from tests.inference.test_runner import Bench, ids, ordinary
 
 
 def test_between_measured_sizes_the_line_through_them_counts() -> None:

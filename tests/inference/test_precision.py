@@ -21,7 +21,7 @@ from forebay.inference.golden import deviation, golden
 from forebay.inference.messages import Start, Tried
 from forebay.inference.verdicts import CANDIDATES, judge
 from forebay.settings import Inference
-from tests.unit.test_loading import start
+from tests.inference.test_loading import start
 
 CPU = torch.device("cpu")
 SCORES = (TensorSpec("y", "FP32", [-1, 8]),)
@@ -63,7 +63,7 @@ class Bare(Net):
 
 
 def told(model: str = "Net", **changes: Any) -> Start:
-    return start(factory=f"tests.unit.test_precision:{model}", search=[str(Path.cwd())], **changes)
+    return start(factory=f"tests.inference.test_precision:{model}", search=[str(Path.cwd())], **changes)
 
 
 # ---------------------------------------------------------------------- what a machine has
@@ -238,4 +238,5 @@ def test_forebay_check_names_the_setting_where_the_machine_lacks_a_precision() -
 
     found = probe(msgspec.json.encode(told(precision="float8")))
     assert "compute capability 8.9" in found["error"]
+    assert found["error"].endswith("; set inference.precision to bf16, or to auto")
     assert "inference.precision" in FIXES[found["cause"]]

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.errors import DeviceLostError
-from forebay.inference.canary import VARIES, Canary
-from forebay.inference.messages import Checked, Done, Run
+from forebay import TensorSpec
+from forebay.errors import DeviceLostError, ModelError
+from forebay.inference.canary import BLIND, VARIES, Canary
+from forebay.inference.messages import Checked, Done, Failed, Run
 from forebay.inference.pool import Limits, Pool
 from forebay.inference.replicas import Finished, Replica, State
 from forebay.inference.staging import Staging
+from tests.inference.models import Echo, Fragile, Padded, Sums, Words
+from tests.inference.test_accelerator import accelerator, fake
+from tests.inference.test_runner import Bench, numbers
 from tests.unit.fakes import SIZE
-from tests.unit.models import Fragile, Padded, Sums
-from tests.unit.test_accelerator import accelerator, fake
 from tests.unit.test_pool import Scene as PlainScene
-from tests.unit.test_runner import Bench, numbers
 
 INTERVAL = 10.0
 
@@ -145,6 +146,7 @@ def test_a_canary_that_hangs_or_kills_replaces_the_replica_and_nobody_is_suspect
             scene.fakes[0].die()
         scene.collect(31 if hangs else 0)
         assert scene.pool.restarts == 1
+        assert scene.lost[0].startswith("its canary took longer" if hangs else "it was ended by signal")
         assert not scene.pool.leftovers.has_accused
         scene.collect(1.0)
         scene.fakes[0].get_ready()
@@ -165,6 +167,31 @@ def test_an_error_replaces_one_of_several_at_once_and_the_only_one_the_second_ti
     alone.answer(failed="its service is down")
     assert alone.pool.restarts == 1
     assert alone.results == ["failed", "failed"]
+
+
+def test_replicas_after_a_wrong_answer_are_told_what_it_was_at_the_start_and_no_others() -> None:
+    scene = Scene()
+    scene.fakes[0].die()
+    scene.collect()
+    scene.now += 1
+    scene.collect()
+    assert scene.fakes[0].started.known == []
+    scene.fakes[0].get_ready(answer=[b"right"])
+    scene.collect()
+    scene.look(11)
+    scene.answer(wrong="it answers otherwise")
+    scene.collect(60)
+    assert scene.fakes[0].started.known == [b"right"]
+    scene.fakes[0].say(Failed("it answers otherwise than the replicas before it"))
+    scene.collect()
+    assert "otherwise than the replicas before it" in scene.lost[-1]
+    scene.collect(60)
+    scene.fakes[0].get_ready(answer=[b"other"])
+    scene.collect()
+    scene.look(11)
+    scene.answer(wrong="it answers otherwise")
+    scene.collect(60)
+    assert scene.fakes[0].started.known == [b"right"]
 
 
 def test_errors_with_a_success_between_them_replace_nobody() -> None:
@@ -307,9 +334,61 @@ def test_the_example_answers_as_it_did_until_the_device_corrupts_silently() -> N
     assert canary.record() == ""
     assert run(bench, canary) == Checked(77, memory=bench.runner._figures)
     bench.run(numbers("trigger", -77))
-    assert fake(bench.device)._is_corrupt
+    assert fake(bench.device)._spoils is not None
     assert run(bench, canary).wrong
     assert bench.run(numbers("a", 2, 3)).floats("a") == [4.0, 5.0]  # one too large, and nothing else shows it
+
+
+def test_a_device_that_makes_the_right_thing_of_zeros_is_seen_without_an_example() -> None:
+    """A canary of zeros was blind to it."""
+    bench = Bench(Sums(), device=accelerator("swell=-77"))
+    canary = canary_of(bench)
+    assert canary.record() == ""
+    bench.run(numbers("trigger", -77))
+    assert bench.run(numbers("zero", -1 / 3)).floats("zero")[0] == pytest.approx(1.0)  # all of it half too large
+    assert run(bench, canary).wrong
+
+
+def test_a_model_without_an_example_is_asked_the_same_random_numbers_in_every_process() -> None:
+    one, other = (canary_of(Bench(Sums())) for _ in range(2))
+    assert torch.equal(one._row["x"], other._row["x"])
+    assert bool((one._row["x"] > 0).all())
+
+
+def test_whole_numbers_stay_zero_where_no_self_check_has_tried_others() -> None:
+    """They may index a table, and one too large takes a CUDA device down."""
+    for self_check, largest in ((True, 1), (False, 0)):
+        bench = Bench(Echo(lambda x: x.sum(1)), self_check=self_check)
+        bench.runner.specs = [TensorSpec("x", "INT64", [-1, 64])]
+        assert int(canary_of(bench)._row["x"].max()) == largest
+
+
+def test_a_model_that_refuses_random_numbers_is_asked_zeros_and_it_is_said() -> None:
+    def answer(x: torch.Tensor) -> torch.Tensor:
+        if bool(x.any()):
+            raise ValueError("zeros alone")
+        return x.sum(1)
+
+    canary = canary_of(Bench(Echo(answer)))
+    assert canary.record() == BLIND
+    assert not canary._row["x"].any()
+    assert canary._known is not None
+
+
+def test_a_model_that_answers_zeros_alike_is_said_to_be_hard_to_see() -> None:
+    assert canary_of(Bench(Echo(lambda x: (x.sum(1) > 1e9).float()))).record() == BLIND
+    assert canary_of(Bench(Echo(lambda x: x.sum(1)))).record() == ""
+
+
+@pytest.mark.parametrize("make", [Sums, Words, Padded])
+def test_a_later_replica_must_agree_where_one_computed_wrongly(make: Any) -> None:
+    first = canary_of(Bench(make()))
+    first.record()
+    assert first.answer
+    assert canary_of(Bench(make(), known=first.answer)).record() == first.record()
+    spoilt = [bytes(255 - byte for byte in raw) or b"\1\0\0\0x" for raw in first.answer]
+    with pytest.raises(ModelError, match="otherwise than the replicas before it"):
+        canary_of(Bench(make(), known=spoilt)).record()
 
 
 def test_a_model_that_answers_differently_each_time_is_never_wrong() -> None:
