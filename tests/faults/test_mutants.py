@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.errors import ForebayError
+from forebay.errors import ConfigError, ForebayError
 from tests.faults.checker import Finding, check
 from tests.faults.mutants import MUTANTS, Mutant
 from tests.faults.simulation import Run
@@ -28,5 +28,7 @@ def _findings(mutant: Mutant, seed: int, monkeypatch: pytest.MonkeyPatch) -> lis
         mutant.breaks(patch)
         try:
             return check(Run(seed, mutant.promise).play())
+        except ConfigError:
+            raise  # no mutant's doing
         except ForebayError:
             return []  # it broke down by itself: that is seen, but not by the checker

@@ -210,7 +210,8 @@ def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.Monke
      ("batch.dispatch", "lazy"),
      ("kafka.auto_offset_reset", "never"), ("kafka.group_protocol", "new"), ("delivery.guarantee", "at_most_once"),
      ("delivery.max_attempts", 0), ("inference.replicas", 0), ("inference.executor", "gpu"), ("ops.port", 70_000),
-     ("inference.precision", "int2"), ("limits.max_request_bytes", 1), ("ops.log_level", "loud")],
+     ("inference.precision", "int2"), ("inference.device", "tpu"), ("inference.device", "cuda:x"),
+     ("limits.max_request_bytes", 1), ("ops.log_level", "loud")],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_with_its_key(key: str, value: Any) -> None:
     assert key in refused(**{key.replace(".", "__"): value})

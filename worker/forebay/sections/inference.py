@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from forebay.sections.base import Section
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|fake.*", re.ASCII)
+
+
+def _device(name: str) -> str:
+    if _DEVICE.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is not a device: set it to auto, cpu, cuda or cuda:N")
+    return name
 
 
 class ModelSettings(Section):
@@ -43,7 +52,7 @@ class ModelSettings(Section):
 class Inference(Section):
     """Where and how the model runs."""
 
-    device: str = Field(
+    device: Annotated[str, AfterValidator(_device)] = Field(
         "auto", description="auto, cpu, cuda or cuda:N; fake:N?… is an accelerator made of software, for tests"
     )
     replicas: int = Field(1, ge=1, description="copies of the model that run side by side")
