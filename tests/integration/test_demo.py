@@ -133,7 +133,7 @@ def test_a_worker_that_cannot_start_ends_the_demo_with_its_exit_code_and_the_end
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"), [(signal.SIGINT, "starting the worker"), (signal.SIGTERM, "✓ digit"), (signal.SIGHUP, "…")]
+    ("number", "moment"), [(signal.SIGINT, "starting the worker"), (signal.SIGTERM, "✓ scan"), (signal.SIGHUP, "…")]
 )
 def test_an_interrupted_demo_takes_worker_and_broker_with_it(
     number: signal.Signals, moment: str, tmp_path: Path

@@ -14,6 +14,7 @@ from importlib import import_module
 import typer
 
 from forebay import __version__
+from forebay.cli.interrupts import come_again
 from forebay.errors import EXIT_INTERNAL, EXIT_USAGE, ForebayError
 
 COMMANDS = (
@@ -81,7 +82,8 @@ _unwrap(app)
 def main() -> None:
     """Run the command and exit with the code of the contract."""
     try:
-        code = app(standalone_mode=False)
+        with come_again():
+            code = app(standalone_mode=False)
     except ForebayError as error:
         typer.secho(f"forebay: {error}", err=True, fg="red")
         sys.exit(error.exit_code)
