@@ -4,7 +4,8 @@ Real Kafka, one `forebay run` with its input topic never empty, and a fault ever
 takes more memory than there is, one that the model refuses, one that ends its replica by a segmentation fault, by
 os._exit, by a hang, and one that loses the device. After one of each there is a span without faults, and one at the
 start. Printed is whether every request has exactly its right outcome, whether memory, staging segments and processes
-stayed as they were, and the throughput between faults (every replica is ready) against that of the spans without.
+stayed as they were, and the throughput between faults (every replica is ready, and each fault so far has its outcome: a
+hang is one until it is noticed) against that of the spans without.
 Exit code 1 where something does not hold.
 """
 
@@ -71,10 +72,11 @@ class Sample:
 
 @dataclass(slots=True)
 class Traffic:
-    """What was sent: ordinary requests by number, faults by id with the code that each must end in."""
+    """What was sent: ordinary requests by number, faults by id with the code that each must end in, and when."""
 
     count: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
 
 
 class Feeder(threading.Thread):
@@ -117,7 +119,7 @@ def start(job: Job, replicas: int) -> WorkerProcess:
 
 def look(job: Job, worker: WorkerProcess, replicas: int, after: str | None) -> Sample:
     """Take a sample."""
-    sample = Sample(time.monotonic(), job.answered(), False, after)
+    sample = Sample(time.time(), job.answered(), False, after)
     sample.ready = worker.metric("forebay_replicas_ready") == replicas
     sample.loop_bytes = worker.parent_rss()
     children = worker.replicas()
@@ -147,9 +149,9 @@ def run(job: Job, seconds: float, every: float, replicas: int) -> tuple[Traffic,
     feeder = Feeder(job, traffic, 4_000)
     feeder.start()
     samples: list[Sample] = []
-    end = time.monotonic() + seconds
-    next_fault, kinds, last = time.monotonic() + 2 * every, cycle([*KINDS.items(), None]), None
-    while (now := time.monotonic()) < end:
+    end = time.time() + seconds
+    next_fault, kinds, last = time.time() + 2 * every, cycle([*KINDS.items(), None]), None
+    while (now := time.time()) < end:
         if now >= next_fault:
             next_fault += every
             fault, last = next(kinds), None
@@ -160,6 +162,7 @@ def run(job: Job, seconds: float, every: float, replicas: int) -> tuple[Traffic,
                 name = f"{last} {len(traffic.faults)}"
                 job.send([magic(name, value)])
                 traffic.faults[name] = code
+                traffic.sent[name] = now
         samples.append(look(job, worker, replicas, last))
         time.sleep(0.5)
     feeder.stop()
@@ -187,15 +190,22 @@ def wrong(traffic: Traffic, outcomes: list[Read]) -> list[str]:
     return found
 
 
-def rates(samples: list[Sample]) -> dict[str | None, list[float]]:
-    """Return results per second by the kind of the last fault, None without, where every replica was ready for long.
+def faulty_spans(traffic: Traffic, outcomes: list[Read]) -> list[tuple[float, float]]:
+    """Return from when to when each fault was on its way: until it has its outcome."""
+    ended = {(outcome.key or b"").decode(): outcome.timestamp_ms / 1000 for outcome in outcomes}
+    return [(sent, ended.get(name, float("inf"))) for name, sent in traffic.sent.items()]
+
+
+def rates(samples: list[Sample], faulty: list[tuple[float, float]]) -> dict[str | None, list[float]]:
+    """Return results per second by the kind of the last fault, None without, where nothing was wrong for long.
 
     The worker's gauge of replicas is a second old at times, so that a sample counts only among others that say so.
     """
     found: dict[str | None, list[float]] = {}
     for number in range(_SURE, len(samples) - _SURE):
         near = samples[number - _SURE : number + _SURE + 1]
-        if all(sample.ready for sample in near):
+        is_faulty = any(begin < near[-1].at and near[0].at < end for begin, end in faulty)
+        if all(sample.ready for sample in near) and not is_faulty:
             before, after = samples[number - 1], samples[number]
             rate = (after.answered - before.answered) / (after.at - before.at)
             found.setdefault(after.after, []).append(rate)
@@ -213,7 +223,7 @@ def report(job: Job, samples: list[Sample], traffic: Traffic, more: dict[str, An
     """Return the figures, and whether everything holds."""
     outcomes = job.outcomes()
     mistakes = wrong(traffic, outcomes)
-    found = rates(samples)
+    found = rates(samples, faulty_spans(traffic, outcomes))
     calm = statistics.fmean(found.pop(None, [0.0]))
     between = [rate for kind in found.values() for rate in kind]
     share = len(between) / max(sum(sample.after is not None for sample in samples), 1)
