@@ -122,14 +122,23 @@ def test_the_demo_names_each_photo_in_a_line_that_a_person_can_read_without_a_te
 def test_a_worker_that_cannot_start_ends_the_demo_with_its_exit_code_and_the_end_of_its_log(
     on_the_broker: dict[str, str], topics_before: set[str], tmp_path: Path
 ) -> None:
-    environment = on_the_broker | {"FOREBAY_INFERENCE__DEVICE": "abacus"}
+    environment = on_the_broker | {"FOREBAY_INFERENCE__DEVICE": "cuda:63"}
     status, output, errors = _run("-e", "digits", environment=environment, folder=tmp_path)
     assert status == 78, output + errors
     assert "the end of the worker's log" in output
-    assert "abacus" in output
+    assert "cuda:63" in output
     assert "the worker ended with exit status 78" in errors
     assert "Traceback" not in errors
     assert not _of_this_run(environment)
+
+
+def test_a_wrong_setting_ends_the_demo_before_a_broker_starts(tmp_path: Path) -> None:
+    status, output, errors = _run(
+        "-e", "digits", environment=_environment(FOREBAY_INFERENCE__DEVICE="abacus"), folder=tmp_path
+    )
+    assert (status, output) == (78, "")
+    assert "'abacus' is not a device" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,12 @@ def demo(
 
 def _run(example: Example, count: int | None, view: View) -> bool:
     from forebay.cli.demo_worker import DemoWorker
+    from forebay.settings import load
 
+    chosen = load().kafka  # what is wrong in the environment is said before a broker starts
     view.opening()
     with ExitStack() as stack:
-        broker, kafka = _start_broker(stack, view)
+        broker, kafka = _start_broker(stack, chosen, view)
         worker = stack.enter_context(DemoWorker(example, kafka))
         try:
             return _serve(example, count, worker, broker, kafka, view)
@@ -113,17 +115,16 @@ def _ask(traffic: Traffic, samples: Sequence[Sample], view: View) -> list[Arriva
     return arrivals
 
 
-def _start_broker(stack: ExitStack, view: View) -> tuple[Broker, Kafka]:
+def _start_broker(stack: ExitStack, chosen: Kafka, view: View) -> tuple[Broker, Kafka]:
     """Start the broker and make topics that nobody else uses; on a cluster of yours they are deleted at the end."""
     from forebay.broker import find_broker
-    from forebay.settings import load
     from forebay.stream import admin
     from forebay.stream.client_config import client_config
 
     with view.step("starting a broker") as step:
         broker = find_broker(stack, view.note)
         name = f"forebay-demo-{uuid.uuid4().hex[:8]}"
-        kafka = load().kafka.model_copy(
+        kafka = chosen.model_copy(
             update={
                 "bootstrap_servers": broker.bootstrap_servers,
                 "input_topics": (f"{name}.requests",),
