@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from forebay.cli.interrupts import come_again
+from forebay.cli.interrupts import come_again, unwinding_at
 
 
 class Destroyed:
@@ -69,3 +70,55 @@ def test_nothing_is_left_behind() -> None:
     with come_again():
         pass
     assert (signal.getsignal(signal.SIGALRM), sys.unraisablehook) == before
+
+
+def tell_of_something_else() -> None:
+    """Do as a library does whose C code was interrupted."""
+    with contextlib.suppress(KeyboardInterrupt):
+        interrupt_itself()
+    raise TypeError("expected header key to be unicode string")
+
+
+def test_an_interrupt_that_a_library_told_as_its_own_error_is_one_again() -> None:
+    with pytest.raises(KeyboardInterrupt), unwinding_at([signal.SIGINT]):
+        tell_of_something_else()
+
+
+def test_an_error_without_an_interrupt_stays_one() -> None:
+    with pytest.raises(IndexError), unwinding_at([signal.SIGINT]):
+        [][0]
+
+
+def test_what_fails_while_an_interrupt_unwinds_is_told() -> None:
+    def fail_to_unwind() -> None:
+        try:
+            interrupt_itself()
+        finally:
+            [][0]
+
+    with pytest.raises(IndexError), unwinding_at([signal.SIGINT]):
+        fail_to_unwind()
+
+
+def test_the_first_signal_alone_unwinds_where_the_unwinding_must_not_be_disturbed() -> None:
+    unwound = []
+
+    def unwind_undisturbed() -> None:
+        try:
+            interrupt_itself()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            interrupt_itself()
+            unwound.append(True)
+
+    with pytest.raises(KeyboardInterrupt), unwinding_at([signal.SIGINT, signal.SIGTERM], once=True):
+        unwind_undisturbed()
+    assert unwound
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with unwinding_at([signal.SIGINT]):
+        interrupt_itself()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

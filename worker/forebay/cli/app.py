@@ -7,6 +7,7 @@ exits with 70.
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 import traceback
 from importlib import import_module
@@ -14,7 +15,7 @@ from importlib import import_module
 import typer
 
 from forebay import __version__
-from forebay.cli.interrupts import come_again
+from forebay.cli.interrupts import come_again, unwinding_at
 from forebay.errors import EXIT_INTERNAL, EXIT_USAGE, ForebayError
 
 COMMANDS = (
@@ -82,7 +83,7 @@ _unwrap(app)
 def main() -> None:
     """Run the command and exit with the code of the contract."""
     try:
-        with come_again():
+        with come_again(), unwinding_at([signal.SIGINT]):
             code = app(standalone_mode=False)
     except ForebayError as error:
         typer.secho(f"forebay: {error}", err=True, fg="red")

@@ -6,10 +6,9 @@ Whatever way it ends, it takes the worker and the broker with it.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +30,7 @@ DEFAULT_EXAMPLE = "image_classifier"
 PARTITIONS = 3
 EXIT_NOT_ALL_RIGHT = 1
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The first of them unwinds what was started; further ones do not disturb the unwinding."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,11 +52,12 @@ def demo(
     from forebay.cli.demo_examples import open_example
     from forebay.cli.demo_json import JsonView
     from forebay.cli.demo_view import ConsoleView
+    from forebay.cli.interrupts import unwinding_at
 
     chosen = open_example(example)
     view: View = JsonView() if as_json else ConsoleView(chosen)
     try:
-        with _endings_unwind():
+        with unwinding_at(ENDINGS, once=True):
             all_right = _run(chosen, requests, view)
     except KeyboardInterrupt:
         view.note("stopped; worker and broker are gone")
@@ -143,20 +144,3 @@ def _start_broker(stack: ExitStack, chosen: Kafka, view: View) -> tuple[Broker, 
     if not broker.is_real:
         view.warn_of_stand_in()
     return broker, kafka
-
-
-@contextlib.contextmanager
-def _endings_unwind() -> Iterator[None]:
-    """Let the first Ctrl-C, SIGTERM or SIGHUP unwind what was started; further ones do not disturb the unwinding."""
-
-    def unwind(*_: object) -> None:
-        for number in ENDINGS:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, unwind) for number in ENDINGS}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

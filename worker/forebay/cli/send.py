@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -106,6 +107,7 @@ def publish_all(
 
     A request that cannot be read ends it, and so does Ctrl-C; both say how many were sent before.
     """
+    from forebay.cli.interrupts import unwinding_at
     from forebay.cli.progress import counting
     from forebay.stream.publish import DeliveryError, Publication, Publisher, Receipt
 
@@ -114,7 +116,7 @@ def publish_all(
     publisher.open()
     start = time.monotonic()
     try:
-        with counting("sent", quiet=json) as advance:
+        with unwinding_at([signal.SIGINT]), counting("sent", quiet=json) as advance:
             for number, request in enumerate(requests, start=1):
                 _keep_pace(publisher.poll, start, number - 1, rate)
                 id, headers = identify(request, None if prefix is None else f"{prefix}{number}")
