@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from tests.integration.job import Job, ask, check_answers, check_once, error_code, magic
-from tests.integration.worker_process import WorkerProcess
+from tests.integration.worker_process import WorkerProcess, name_of
 from tests.kafka_probe import eventually, is_gone
 from tests.magic import Magic
 
@@ -17,7 +17,7 @@ MODEL = {"model__factory": "tests.models:Prepares", "inference__prepare_workers"
 
 def preparers(worker: WorkerProcess) -> list[psutil.Process]:
     """Return the worker's preparers that live now."""
-    return [child for child in worker.replicas() if "forebay.inference.preparer" in child.cmdline()]
+    return [child for child in worker.replicas() if name_of(child) == "forebay-prepare"]
 
 
 def test_a_preparer_that_is_killed_or_frozen_under_load_is_replaced_and_nobody_notices(job: Job) -> None:

@@ -26,6 +26,15 @@ from tests.kafka_probe import eventually, is_gone
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
+FORK_SERVER = "forebay-forks"
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return the name that a process has given itself; empty where it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if not is_gone(process):
+            return str(process.name())
+    return ""
 
 
 class WorkerProcess:
@@ -130,13 +139,13 @@ class WorkerProcess:
         return found
 
     def replicas(self) -> list[psutil.Process]:
-        """Return the replicas' processes that live now."""
+        """Return the processes of replicas and preparers that live now; not the one that they are forked of."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
         self._seen |= {child.pid: child for child in children}
-        return [child for child in children if not is_gone(child)]
+        return [child for child in children if name_of(child) not in ("", FORK_SERVER)]
 
     def parent_rss(self) -> int:
         """Return the resident bytes of the loop's process."""

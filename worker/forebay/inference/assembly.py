@@ -87,7 +87,7 @@ def preparers_of(model: ModelSettings, sections: tuple[Inference, Batch], search
     made = []
     for number in range(inference.prepare_workers):
         staging = Staging(size, SLOTS)
-        transport = ProcessTransport(staging.descriptor, "forebay.inference.preparer")
+        transport = ProcessTransport(staging.descriptor, "preparer", spawned=_spawns(inference))
         made.append(Replica(f"{model.name}-{number}", start, transport, staging))
     return made
 
@@ -137,5 +137,9 @@ def start_of(model: ModelSettings, inference: Inference, batch: Batch, search: S
 
 def _transport(inference: Inference, staging: Staging) -> Transport:
     if inference.executor == "process":
-        return ProcessTransport(staging.descriptor)
+        return ProcessTransport(staging.descriptor, spawned=_spawns(inference))
     return ThreadTransport(staging.map) if inference.executor == "thread" else InlineTransport(staging.map)
+
+
+def _spawns(inference: Inference) -> bool:
+    return inference.start_method == "spawn"

@@ -1,15 +1,16 @@
 """A preparer's own side: run the model's `prepare`, request by request, until the loop hangs up.
 
-A process of its own, started as `python -m forebay.inference.preparer FD MEMORY_FD PARENT`; it talks, ignores signals
-and dies with the loop just as a replica does. It imports torch and never runs `forward`: it has what `load_prepare`
-made, on the CPU, with one thread, because the cores belong to the preparers beside it.
+A process of its own, forked or spawned, that talks, ignores signals and dies with the loop just as a replica does. It
+imports torch and never runs `forward`: it has what `load_prepare` made, on the CPU, with one thread, because the cores
+belong to the preparers beside it.
 """
 
 from __future__ import annotations
 
 import mmap
 import time
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,7 +20,8 @@ from forebay.inference.loading import load_prepare, printable, where
 from forebay.inference.messages import Done, Failed, Mistake, Part, Placed, Ready, Run, Spec, Start
 from forebay.inference.model import Model, TensorSpec
 from forebay.inference.preparation import Inputs, Preparation
-from forebay.inference.replica import run_process
+from forebay.inference.processes import be_a_process, name_process, read_arguments
+from forebay.inference.replica import serve
 from forebay.inference.samples import given_input
 from forebay.inference.slots import NoRoomError, Slot
 from forebay.inference.staging import join_elements
@@ -142,11 +144,12 @@ def _spec(spec: TensorSpec) -> Spec:
     return Spec(spec.name, spec.datatype, list(spec.shape), spec.pad)
 
 
-def main() -> None:
-    """Run as a process of its own."""
+def run(connection: int, memory: int) -> NoReturn:
+    """Be a preparer, with the descriptors of its connection and of its staging memory."""
+    name_process("forebay-prepare")
     torch.set_num_threads(1)
-    run_process(begin)
+    be_a_process(partial(serve, begin=begin), connection, memory)
 
 
 if __name__ == "__main__":
-    main()
+    run(*read_arguments())

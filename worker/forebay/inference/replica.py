@@ -1,24 +1,20 @@
 """A replica's own side: load, warm up, then run batch after batch until the loop hangs up.
 
-As a process it is started as `python -m forebay.inference.replica FD MEMORY_FD`; as a thread `serve` is called. It
-ignores SIGINT, SIGTERM and SIGHUP, which a terminal or an orchestrator sends to the whole group: the loop decides when
-it ends.
+As a process it is forked by the fork server or spawned as `python -m forebay.inference.replica FD MEMORY_FD PARENT`;
+as a thread `serve` is called.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import mmap
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -34,13 +30,13 @@ from forebay.inference.loading import sharing, where
 from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Stage, Start, decode_to_replica, encode
 from forebay.inference.model import Model, TensorSpec
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
+from forebay.inference.processes import be_a_process, name_process, read_arguments
 from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.runner import Runner
 from forebay.inference.selfcheck import SelfCheck, self_check
 from forebay.inference.warmup import WarmUp, may_take_fewer, sizes, take_threads, warm_up, with_fewer_threads
 
 EXIT_DEVICE_LOST = 75
-_PR_SET_PDEATHSIG = 1
 
 
 class Running(Protocol):
@@ -175,33 +171,11 @@ def _spec(spec: TensorSpec) -> Spec:
     return Spec(spec.name, spec.datatype, list(spec.shape), spec.pad)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the loop dies, however it dies; a forward may last for ever."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
-
-
-def run_process(begin: Begin) -> None:
-    """Be a process of the loop's, until it hangs up or dies."""
-    descriptor, memory_descriptor, parent = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _die_with_parent(parent)
-    memory = mmap.mmap(memory_descriptor, os.fstat(memory_descriptor).st_size)
-    code = serve(Connection(descriptor), memory, begin)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)  # not a normal exit: a broken device may hang in its destructors
-
-
-def main() -> None:
-    """Run as a process of its own."""
+def run(connection: int, memory: int) -> NoReturn:
+    """Be a replica, with the descriptors of its connection and of its staging memory."""
     failpoints.arm_from_environment()
-    run_process(_begin_and_freeze)
+    name_process("forebay-replica")
+    be_a_process(partial(serve, begin=_begin_and_freeze), connection, memory)
 
 
 def _begin_and_freeze(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, Runner | None]:
@@ -216,4 +190,4 @@ def _begin_and_freeze(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, 
 
 
 if __name__ == "__main__":
-    main()
+    run(*read_arguments())

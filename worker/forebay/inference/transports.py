@@ -17,6 +17,7 @@ from collections import deque
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from forebay.inference.forkserver import SERVER, Forked, can_fork
 from forebay.inference.messages import Run, Start, decode_to_replica, encode
 
 _EXIT_GRACE_SECONDS = 2.0
@@ -70,36 +71,48 @@ class _Connected:
 
 
 class ProcessTransport(_Connected):
-    """A replica in a process of its own, started afresh, never forked: it can be killed and replaced.
+    """A replica in a process of its own, forked of a process that computes nothing, or spawned: it can be killed.
 
-    `module` is what the process runs: a replica, or a preparer, which talks alike.
+    `kind` is `replica` or `preparer`, which talks alike. A spawned one imports torch by itself; where there is no fork
+    server, all do.
     """
 
-    def __init__(self, memory_descriptor: int, module: str = "forebay.inference.replica") -> None:
+    def __init__(self, memory_descriptor: int, kind: str = "replica", *, spawned: bool = False) -> None:
         super().__init__()
         self._memory_descriptor = memory_descriptor
-        self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
+        self._kind = kind
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._was_killed = False
+        self._forks = can_fork() and not spawned
+        self._entered = False
 
     def launch(self) -> None:
         """Start the process."""
         ours, theirs = socket.socketpair()
-        child = theirs.fileno()
-        command = [sys.executable, "-m", self._module]
-        command += [str(child), str(self._memory_descriptor), str(os.getpid())]
-        try:
-            self._process = subprocess.Popen(
-                command, pass_fds=(child, self._memory_descriptor), stdin=subprocess.DEVNULL
-            )
-        finally:
-            theirs.close()
+        if self._forks and not self._entered:
+            SERVER.enter()
+            self._entered = True
+        with theirs:
+            try:
+                self._process = self._start(theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
         self._connection = Connection(ours.detach())
         self._hung_up = self._was_killed = False
+
+    def _start(self, child: int) -> subprocess.Popen[bytes] | Forked:
+        if self._forks:
+            return SERVER.fork(self._kind, (child, self._memory_descriptor))
+        command = [sys.executable, "-m", f"forebay.inference.{self._kind}"]
+        command += [str(child), str(self._memory_descriptor), str(os.getpid())]
+        return subprocess.Popen(command, pass_fds=(child, self._memory_descriptor), stdin=subprocess.DEVNULL)
 
     @property
     def pid(self) -> int | None:
         """The process id."""
+        if isinstance(self._process, Forked):
+            self._process.poll()
         return self._process.pid if self._process else None
 
     def gone(self) -> str | None:
@@ -129,6 +142,9 @@ class ProcessTransport(_Connected):
                 self._process.wait(_EXIT_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
+        if self._entered:
+            SERVER.leave()
+            self._entered = False
 
 
 class ThreadTransport(_Connected):

@@ -59,6 +59,11 @@ class Inference(Section):
     executor: Literal["process", "thread", "inline"] = Field(
         "process", description="process: can be killed and restarted; thread: shares weights; inline: for tests"
     )
+    start_method: Literal["forkserver", "spawn"] = Field(
+        "forkserver",
+        description="how processes start: forkserver: forked of one that has torch imported, which saves each new "
+        "replica the seconds of that (Linux; elsewhere as spawn); spawn: each in an interpreter of its own",
+    )
     precision: Literal["fp32", "tf32", "bf16", "fp16", "int8", "int8_weight_only", "float8", "int4", "auto"] = Field(
         "fp32",
         description="what the model computes in; int8: linear layers with activations, too (torchao); auto: the "

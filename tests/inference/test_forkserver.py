@@ -1,0 +1,163 @@
+"""The fork server: processes that are forked, killed, lost with it, or never forked, as a pool of replicas sees it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forebay.inference import forking
+from forebay.inference.assembly import build_pool
+from forebay.inference.forkserver import SERVER, Forked, ForkServer, can_fork
+from forebay.inference.pool import Pool
+from forebay.inference.replicas import State
+from forebay.inference.transports import ProcessTransport
+from forebay.settings import Batch, Delivery, Inference, ModelSettings
+from tests.kafka_probe import is_gone
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="there is no fork server on this system")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept() -> Iterator[None]:
+    """Let the server outlive a test: importing torch is what it saves."""
+    SERVER.enter()
+    yield
+    SERVER.leave()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    model = ModelSettings(name="double", factory="tests.models:Double")
+    sections = (Inference(replicas=2, start_timeout_ms=60_000), Batch(max_batch_size=2), Delivery())
+    pool = build_pool([model], sections, [Path.cwd()], count(1))
+    collect(pool, lambda: pool.ready)
+    yield pool
+    pool.stop()
+
+
+def collect(pool: Pool, until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not until():
+        assert time.monotonic() < deadline
+        pool.collect(time.monotonic(), wait=0.05)
+
+
+def process_of(pool: Pool, index: int = 0) -> psutil.Process:
+    transport = list(pool.of("double"))[index].transport
+    assert isinstance(transport, ProcessTransport)
+    assert transport.pid is not None
+    return psutil.Process(transport.pid)
+
+
+def server() -> psutil.Process:
+    [found] = [child for child in psutil.Process().children() if child.name() == "forebay-forks"]
+    return found
+
+
+def lost(pool: Pool) -> list[str]:
+    return [str(notice.fields["why"]) for notice in pool.notices if notice.event == "replica_lost"]
+
+
+def test_a_replica_that_was_killed_is_forked_anew_and_its_end_is_told(pool: Pool) -> None:
+    first, other = process_of(pool), process_of(pool, 1)
+    assert first.name() == "forebay-replica"
+    assert first.ppid() == other.ppid() == server().pid
+    first.kill()
+    collect(pool, lambda: pool.restarts == 1 and pool.ready)
+    assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"]
+    assert is_gone(first)
+    assert process_of(pool).pid != first.pid
+    assert process_of(pool, 1).pid == other.pid
+    assert process_of(pool).ppid() == other.ppid()
+
+
+def test_replicas_end_with_their_server_and_a_new_one_forks_the_next(pool: Pool) -> None:
+    killed, first, other = server(), process_of(pool), process_of(pool, 1)
+    killed.kill()
+    collect(pool, lambda: pool.restarts == 2 and pool.ready)
+    assert is_gone(first)
+    assert is_gone(other)
+    assert server().pid != killed.pid
+    assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"] * 2
+
+
+def test_a_replica_of_a_server_that_is_stopped_can_be_killed_and_the_next_comes_of_another(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, first, other = server(), process_of(pool), process_of(pool, 1)
+    stopped.suspend()
+    first.kill()
+    collect(pool, lambda: pool.restarts == 1)
+    assert is_gone(first)
+    waiting = next(iter(pool.of("double")))
+    collect(pool, lambda: waiting.state is State.STARTING)
+    with monkeypatch.context() as patched:
+        patched.setattr(waiting, "late", lambda *_: "it did not start in time")
+        collect(pool, lambda: pool.restarts == 2)
+    collect(pool, lambda: pool.ready)
+    assert process_of(pool).ppid() not in (stopped.pid, os.getpid())
+    assert process_of(pool, 1).pid == other.pid  # it lives on with the one that is stopped
+    stopped.resume()
+    assert process_of(pool, 1).is_running()
+
+
+def test_a_process_that_nobody_wants_any_more_is_not_forked() -> None:
+    before = set(psutil.Process().children())
+    own = ForkServer()
+    own.enter()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.memfd_create("nothing"), "wb") as memory:
+        unwanted = own.fork("replica", (theirs.fileno(), memory.fileno()))
+        unwanted.kill()
+        assert unwanted.wait(0) == -signal.SIGKILL
+    [importing] = set(psutil.Process().children()) - before
+    own.leave()
+    assert is_gone(importing)
+
+
+def test_a_loop_that_lets_go_of_a_process_has_it_killed_and_one_that_waits_is_told_its_exit_code() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.memfd_create("small"), "wb") as memory:
+        memory.truncate(4096)
+        forked = SERVER.fork("replica", (theirs.fileno(), memory.fileno()))
+        while forked.pid is None:
+            assert forked.poll() is None
+            time.sleep(0.01)
+        with pytest.raises(subprocess.TimeoutExpired):
+            forked.wait(0.01)
+        process = psutil.Process(forked.pid)
+        forked._status.close()
+        assert process.wait(60) is None or is_gone(process)
+        assert forked.poll() == -signal.SIGKILL
+        another = SERVER.fork("replica", (theirs.fileno(), memory.fileno()))
+        ours.close()
+        assert another.wait(60) == 1  # it reads nothing where its first message should be
+
+
+def test_a_process_that_cannot_be_forked_is_told_as_its_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    control, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with control, theirs, subprocess.Popen(["sleep", "0"]) as nobody:
+        forked = Forked(ours, nobody)
+        socket.send_fds(asking, [b"replica"], [0, 1, theirs.fileno()])
+        asking.close()
+        theirs.close()
+        forking.Server(control).serve()
+        assert forked.wait(0) == forking.EXIT_CANNOT_FORK
+    assert "a process cannot be forked: " in capfd.readouterr().err

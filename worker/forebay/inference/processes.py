@@ -1,0 +1,56 @@
+"""What every process of the loop's does first, however it was started: outlive signals, but not the loop. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+Serve = Callable[[Connection, mmap.mmap], int]
+
+
+def ignore_signals() -> None:
+    """Ignore what a terminal or an orchestrator sends to the whole group: the loop decides when this ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when its parent dies, however that dies; a forward may last for ever."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+def name_process(name: str) -> None:
+    """Say what this is, in at most 15 bytes, to ps -o comm, top and pstree."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def be_a_process(serve: Serve, connection: int, memory: int) -> NoReturn:
+    """Serve the loop with the descriptors of a connection and of the staging memory, until it hangs up; then exit."""
+    mapped = mmap.mmap(memory, os.fstat(memory).st_size)
+    code = serve(Connection(connection), mapped)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # not a normal exit: a broken device may hang in its destructors
+
+
+def read_arguments() -> tuple[int, int]:
+    """Begin as a process that was spawned, by `FD MEMORY_FD PARENT`; return the two descriptors."""
+    connection, memory, parent = map(int, sys.argv[1:4])
+    ignore_signals()
+    die_with_parent(parent)
+    return connection, memory
