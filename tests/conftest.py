@@ -16,6 +16,8 @@ from forebay.broker import Broker, EmbeddedKafka, any_broker
 from forebay.errors import ForebayError
 from tests.kafka_probe import KafkaProbe, Read, Send, eventually
 from tests.quick_java import quick_java
+from tests.quick_python import plain_python as plainly
+from tests.quick_python import quick_python
 
 __all__ = ["EmbeddedKafkas", "KafkaProbe", "Read", "Send", "Topics", "eventually"]
 
@@ -38,6 +40,26 @@ def quick_brokers(request: pytest.FixtureRequest) -> Iterator[None]:
     cache = getattr(request.config, "cache", None)
     with quick_java(None if cache is None else cache.mkdir("java")):
         yield
+
+
+@pytest.fixture(scope="session")
+def quick_workers() -> Iterator[None]:
+    """Every worker that this session starts, starts quickly."""
+    with quick_python():
+        yield
+
+
+@pytest.fixture
+def plain_python() -> Iterator[None]:
+    """Workers of this test start as their users start them."""
+    with plainly():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _as_users_start_them(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("long") is not None:
+        request.getfixturevalue("plain_python")
 
 
 @pytest.fixture(scope="session")

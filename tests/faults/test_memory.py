@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import threading
 
+import pytest
+
 from tests.integration.job import Job, check_once
 from tests.integration.worker_process import WorkerProcess
 from tests.kafka_probe import Send
 from tests.models import WIDE
+
+pytestmark = pytest.mark.usefixtures("plain_python")
 
 MIB = 1024 * 1024
 PARENT = 150 * MIB

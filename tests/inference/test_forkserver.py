@@ -45,6 +45,19 @@ def pool() -> Iterator[Pool]:
     pool.stop()
 
 
+def test_processes_may_each_have_an_interpreter_of_their_own() -> None:
+    model = ModelSettings(name="double", factory="tests.models:Double")
+    pool = build_pool([model], (Inference(start_method="spawn"), Batch(), Delivery()), [Path.cwd()], count(1))
+    try:
+        collect(pool, lambda: pool.ready)
+        assert process_of(pool).ppid() == os.getpid()
+        process_of(pool).kill()
+        collect(pool, lambda: pool.restarts == 1)
+        assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"]
+    finally:
+        pool.stop()
+
+
 def collect(pool: Pool, until: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not until():
@@ -59,9 +72,8 @@ def process_of(pool: Pool, index: int = 0) -> psutil.Process:
     return psutil.Process(transport.pid)
 
 
-def server() -> psutil.Process:
-    [found] = [child for child in psutil.Process().children() if child.name() == "forebay-forks"]
-    return found
+def server(pool: Pool) -> psutil.Process:
+    return psutil.Process(process_of(pool).ppid())
 
 
 def lost(pool: Pool) -> list[str]:
@@ -71,7 +83,8 @@ def lost(pool: Pool) -> list[str]:
 def test_a_replica_that_was_killed_is_forked_anew_and_its_end_is_told(pool: Pool) -> None:
     first, other = process_of(pool), process_of(pool, 1)
     assert first.name() == "forebay-replica"
-    assert first.ppid() == other.ppid() == server().pid
+    assert server(pool).name() == "forebay-forks"
+    assert first.ppid() == other.ppid() == server(pool).pid
     first.kill()
     collect(pool, lambda: pool.restarts == 1 and pool.ready)
     assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"]
@@ -82,19 +95,19 @@ def test_a_replica_that_was_killed_is_forked_anew_and_its_end_is_told(pool: Pool
 
 
 def test_replicas_end_with_their_server_and_a_new_one_forks_the_next(pool: Pool) -> None:
-    killed, first, other = server(), process_of(pool), process_of(pool, 1)
+    killed, first, other = server(pool), process_of(pool), process_of(pool, 1)
     killed.kill()
     collect(pool, lambda: pool.restarts == 2 and pool.ready)
     assert is_gone(first)
     assert is_gone(other)
-    assert server().pid != killed.pid
+    assert server(pool).pid != killed.pid
     assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"] * 2
 
 
 def test_a_replica_of_a_server_that_is_stopped_can_be_killed_and_the_next_comes_of_another(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped, first, other = server(), process_of(pool), process_of(pool, 1)
+    stopped, first, other = server(pool), process_of(pool), process_of(pool, 1)
     stopped.suspend()
     first.kill()
     collect(pool, lambda: pool.restarts == 1)
@@ -111,16 +124,31 @@ def test_a_replica_of_a_server_that_is_stopped_can_be_killed_and_the_next_comes_
     assert process_of(pool, 1).is_running()
 
 
-def test_a_process_that_nobody_wants_any_more_is_not_forked() -> None:
+def ignored(process: psutil.Process) -> int:
+    """Return the signals that a process ignores, as bits."""
+    [line] = [
+        line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("SigIgn")
+    ]
+    return int(line.split()[1], 16)
+
+
+def test_a_process_that_nobody_wants_any_more_is_not_forked_and_no_signal_disturbs_the_import() -> None:
     before = set(psutil.Process().children())
     own = ForkServer()
     own.enter()
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.memfd_create("nothing"), "wb") as memory:
         unwanted = own.fork("replica", (theirs.fileno(), memory.fileno()))
+        [importing] = set(psutil.Process().children()) - before
+        of_a_group = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        while not all(ignored(importing) & 1 << number - 1 for number in of_a_group):
+            assert not is_gone(importing)
+            time.sleep(0.01)
+        for number in of_a_group:
+            importing.send_signal(number)
         unwanted.kill()
         assert unwanted.wait(0) == -signal.SIGKILL
-    [importing] = set(psutil.Process().children()) - before
+    assert not is_gone(importing)
     own.leave()
     assert is_gone(importing)
 
@@ -158,6 +186,6 @@ def test_a_process_that_cannot_be_forked_is_told_as_its_end(
         socket.send_fds(asking, [b"replica"], [0, 1, theirs.fileno()])
         asking.close()
         theirs.close()
-        forking.Server(control).serve()
+        forking.Server(control, {}).serve()
         assert forked.wait(0) == forking.EXIT_CANNOT_FORK
     assert "a process cannot be forked: " in capfd.readouterr().err

@@ -138,7 +138,7 @@ def jobs(folder: Path) -> Iterator[MakeJob]:
 
 
 @pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+def make_job(tmp_path: Path, quick_workers: None) -> Iterator[MakeJob]:
     """A factory of jobs on any broker: `make_job(kafka, partitions=3)`. What they started ends with the test."""
     with jobs(tmp_path) as make:
         yield make

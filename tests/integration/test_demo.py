@@ -40,7 +40,13 @@ def _start(*arguments: str, environment: Mapping[str, str], folder: Path) -> sub
         text=True,
         env=dict(environment),
         cwd=folder,
+        preexec_fn=_hear_interrupts,
     )
+
+
+def _hear_interrupts() -> None:
+    """Be as in a terminal: what runs in the background, as these tests may, has SIGINT ignored by its shell."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(*arguments: str, environment: Mapping[str, str], folder: Path) -> tuple[int, str, str]:

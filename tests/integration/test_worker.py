@@ -6,9 +6,13 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Topics
 from tests.integration.job import Job, MakeJob, answer, ask, ask_binary, check_answers, check_once, error_code
 from tests.kafka_probe import KafkaProbe, Read, Send, eventually
+
+pytestmark = pytest.mark.usefixtures("plain_python")
 
 
 def malformed(number: int) -> tuple[str, Send]:

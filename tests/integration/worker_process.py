@@ -16,12 +16,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
+from typing import IO, Any
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kafka_probe import eventually, is_gone
+from tests.quick_python import QuickProcess, is_quick
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
@@ -37,6 +39,20 @@ def name_of(process: psutil.Process) -> str:
     return ""
 
 
+def _start(words: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Popen[bytes] | QuickProcess:
+    if is_quick():
+        return QuickProcess(words, ROOT, environment, output)
+    return Popen(
+        [sys.executable, "-m", "forebay", *words],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # a Ctrl-C in the terminal is for pytest alone
+    )
+
+
 class WorkerProcess:
     """One running `forebay run`. `settings` are dotted keys; the log goes to a file of its own."""
 
@@ -46,22 +62,14 @@ class WorkerProcess:
         self.log = log
         self.was_killed = False
         values = {"ops.port": 0, "ops.log_format": "json", "inference.device": "cpu", **settings}
-        command = [sys.executable, "-m", "forebay", "run", *arguments]
+        words = ["run", *arguments]
         for key, value in values.items():
-            command += ["--set", f"{key}={json.dumps(value)}"]
+            words += ["--set", f"{key}={json.dumps(value)}"]
         ours = {key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_")}
         if failpoints:
             ours["FOREBAY_FAILPOINTS"] = failpoints
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**ours, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C in the terminal is for pytest alone
-            )
+            self.process = _start(words, {**ours, "OMP_NUM_THREADS": "1"}, output)
         self._seen: dict[int, psutil.Process] = {}
 
     def await_ready(self, timeout_s: float = START_SECONDS) -> WorkerProcess:

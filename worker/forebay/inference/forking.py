@@ -15,17 +15,19 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
-from forebay.inference import preparer, replica
 from forebay.inference.forkserver import EXITED, FORKED, STATUS
-from forebay.inference.processes import die_with_parent, ignore_signals, name_process
+from forebay.inference.processes import begin, die_with_parent, name_process
 
 EXIT_CANNOT_FORK = 71
-_RUNS = {"replica": replica.run, "preparer": preparer.run}
+
+Run = Callable[[int, int], NoReturn]
+"""What the loop asks for becomes; it is given the two descriptors that came with the demand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class _Child:
 class Server:
     """Serves one loop until that hangs up and the last child has ended."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, runs: Mapping[str, Run]) -> None:
         self._control = control
+        self._runs = runs
         self._children: dict[int, _Child] = {}
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
@@ -63,13 +66,13 @@ class Server:
             return False
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-        connection, memory, status = descriptors
-        self._fork(asked.decode(), connection, memory, socket.socket(fileno=status))
-        os.close(connection)
-        os.close(memory)
+        first, second, status = descriptors
+        self._fork(asked.decode(), (first, second), socket.socket(fileno=status))
+        os.close(first)
+        os.close(second)
         return True
 
-    def _fork(self, kind: str, connection: int, memory: int, status: socket.socket) -> None:
+    def _fork(self, kind: str, given: tuple[int, int], status: socket.socket) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -80,7 +83,7 @@ class Server:
             status.close()
             return
         if pid == 0:
-            self._become(kind, connection, memory, status, parent)
+            self._become(kind, given, status, parent)
         child = _Child(pid, os.pidfd_open(pid), status)
         self._children |= {status.fileno(): child, child.pidfd: child}
         self._poller.register(status, 0)  # says only that the loop has let go of it
@@ -103,7 +106,7 @@ class Server:
         child.status.close()
         os.close(child.pidfd)
 
-    def _become(self, kind: str, connection: int, memory: int, status: socket.socket, parent: int) -> NoReturn:
+    def _become(self, kind: str, given: tuple[int, int], status: socket.socket, parent: int) -> NoReturn:
         """Be the child: keep nothing of the server's but what it has imported."""
         try:
             die_with_parent(parent)
@@ -113,25 +116,30 @@ class Server:
                 child.status.close()
                 os.close(child.pidfd)
             np.random.seed()  # a model may use it, and all children would draw the same
-            _RUNS[kind](connection, memory)
+            self._runs[kind](*given)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
 
-def main() -> None:
-    """Run as a process of its own."""
-    descriptor, parent = map(int, sys.argv[1:3])
-    ignore_signals()
-    die_with_parent(parent)
+def serve(control: int, runs: Mapping[str, Run]) -> NoReturn:
+    """Be a fork server, with the descriptor of the loop's demands; all that is to be shared is imported."""
     name_process("forebay-forks")
-    os.set_inheritable(descriptor, False)
+    os.set_inheritable(control, False)
     gc.collect()
     gc.freeze()
-    Server(socket.socket(fileno=descriptor)).serve()
+    Server(socket.socket(fileno=control), runs).serve()
     os._exit(0)  # it has nothing to tidy up, and torch takes its time over it
 
 
+def processes_of_a_worker() -> Mapping[str, Run]:
+    """Import torch and all that a worker's processes need; return what the loop may ask for."""
+    from forebay.inference import preparer, replica
+
+    return {"replica": replica.run, "preparer": preparer.run}
+
+
 if __name__ == "__main__":
-    main()
+    begin(int(sys.argv[2]))
+    serve(int(sys.argv[1]), processes_of_a_worker())

@@ -111,9 +111,10 @@ class Forked:
 
 
 class ForkServer:
-    """The fork server of this process, started by the first that asks and ended with the last that leaves."""
+    """A fork server, started by the first that asks and ended with the last that leaves; `module` is what it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "forebay.inference.forking") -> None:
+        self._module = module
         self._users = 0
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,7 +149,7 @@ class ForkServer:
         self._close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "forebay.inference.forking", str(theirs.fileno()), str(os.getpid())]
+            command = [sys.executable, "-m", self._module, str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._control = ours
 

@@ -20,7 +20,7 @@ from forebay.inference.loading import load_prepare, printable, where
 from forebay.inference.messages import Done, Failed, Mistake, Part, Placed, Ready, Run, Spec, Start
 from forebay.inference.model import Model, TensorSpec
 from forebay.inference.preparation import Inputs, Preparation
-from forebay.inference.processes import be_a_process, name_process, read_arguments
+from forebay.inference.processes import be_a_process, name_process
 from forebay.inference.replica import serve
 from forebay.inference.samples import given_input
 from forebay.inference.slots import NoRoomError, Slot
@@ -149,7 +149,3 @@ def run(connection: int, memory: int) -> NoReturn:
     name_process("forebay-prepare")
     torch.set_num_threads(1)
     be_a_process(partial(serve, begin=begin), connection, memory)
-
-
-if __name__ == "__main__":
-    run(*read_arguments())

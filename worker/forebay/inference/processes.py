@@ -1,9 +1,14 @@
-"""What every process of the loop's does first, however it was started: outlive signals, but not the loop. No torch."""
+"""What every process of the loop's does first, however it was started: outlive signals, but not the loop.
+
+A process that is spawned runs this module, `python -m forebay.inference.processes KIND FD MEMORY_FD PARENT`, which
+imports the one of its kind. No torch before that.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
 import os
 import signal
@@ -48,9 +53,12 @@ def be_a_process(serve: Serve, connection: int, memory: int) -> NoReturn:
     os._exit(code)  # not a normal exit: a broken device may hang in its destructors
 
 
-def read_arguments() -> tuple[int, int]:
-    """Begin as a process that was spawned, by `FD MEMORY_FD PARENT`; return the two descriptors."""
-    connection, memory, parent = map(int, sys.argv[1:4])
+def begin(parent: int) -> None:
+    """Do what comes before the import of torch, which takes long enough to meet a signal."""
     ignore_signals()
     die_with_parent(parent)
-    return connection, memory
+
+
+if __name__ == "__main__":  # a process that is spawned: KIND FD MEMORY_FD PARENT
+    begin(int(sys.argv[4]))
+    importlib.import_module(f"forebay.inference.{sys.argv[1]}").run(int(sys.argv[2]), int(sys.argv[3]))

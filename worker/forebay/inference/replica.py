@@ -1,7 +1,6 @@
 """A replica's own side: load, warm up, then run batch after batch until the loop hangs up.
 
-As a process it is forked by the fork server or spawned as `python -m forebay.inference.replica FD MEMORY_FD PARENT`;
-as a thread `serve` is called.
+As a process, forked by the fork server or spawned, it is `run`; as a thread `serve` is called.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from forebay.inference.loading import sharing, where
 from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Stage, Start, decode_to_replica, encode
 from forebay.inference.model import Model, TensorSpec
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
-from forebay.inference.processes import be_a_process, name_process, read_arguments
+from forebay.inference.processes import be_a_process, name_process
 from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.runner import Runner
 from forebay.inference.selfcheck import SelfCheck, self_check
@@ -187,7 +186,3 @@ def _begin_and_freeze(start: Start, memory: mmap.mmap) -> tuple[Ready | Failed, 
     gc.collect()
     gc.freeze()
     return begun
-
-
-if __name__ == "__main__":
-    run(*read_arguments())

@@ -104,7 +104,7 @@ class ProcessTransport(_Connected):
     def _start(self, child: int) -> subprocess.Popen[bytes] | Forked:
         if self._forks:
             return SERVER.fork(self._kind, (child, self._memory_descriptor))
-        command = [sys.executable, "-m", f"forebay.inference.{self._kind}"]
+        command = [sys.executable, "-m", "forebay.inference.processes", self._kind]
         command += [str(child), str(self._memory_descriptor), str(os.getpid())]
         return subprocess.Popen(command, pass_fds=(child, self._memory_descriptor), stdin=subprocess.DEVNULL)
 
