@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forebay import calls
 from forebay.calls import Call
 from forebay.client import AsyncClient, Client, ClosedError, DeliveryError, InferenceTimeoutError, WireError
 from forebay.errors import ForebayError, UsageError
@@ -31,6 +32,10 @@ def exchange_with(one: Sent, route: Route = ROUTE) -> Exchange:
     exchange = Exchange(Kafka(), route)
     exchange._waiting[one.correlation] = one
     return exchange
+
+
+def late(one: Sent) -> Call:
+    return Call("id", one, 1.0, time.monotonic() - 100)
 
 
 def outcome(correlation: bytes | None, topic: str = "out") -> Record:
@@ -99,17 +104,41 @@ def test_the_story_of_a_late_request_says_how_far_it_came() -> None:
 
 def test_a_result_that_is_there_is_taken_even_if_its_time_is_over() -> None:
     mine = sent()
-    mine.sent_at -= 100
     mine.future.set_result(outcome(b"c"))
-    assert Client(Kafka())._wait(Call("id", mine, 1.0)).key == b"id"
-    assert asyncio.run(AsyncClient(Kafka())._wait(Call("id", mine, 1.0))).key == b"id"
+    assert Client(Kafka())._wait(late(mine)).key == b"id"
+    assert asyncio.run(AsyncClient(Kafka())._wait(late(mine))).key == b"id"
+
+
+@pytest.mark.parametrize(("connecting", "told"), [(3.0, b"2000"), (0.05, b"5000")])
+def test_connecting_is_within_a_calls_timeout_and_the_worker_is_told_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, connecting: float, told: bytes
+) -> None:
+    clock = [1000.0]
+    sent_headers: list[tuple[str, bytes | None]] = []
+
+    class Slow:
+        def __init__(self, *_: object) -> None: ...
+
+        def open(self, seconds: float) -> None:
+            assert seconds == 5
+            clock[0] += connecting
+
+        def send(self, value: bytes, key: bytes, headers: list[tuple[str, bytes | None]], within: float) -> Sent:
+            sent_headers.extend(headers)
+            assert within == pytest.approx(5 - connecting)
+            return sent()
+
+    monkeypatch.setattr(calls, "Exchange", Slow)
+    monkeypatch.setattr(calls.time, "monotonic", lambda: clock[0])
+    call = Client(Kafka(), connect_timeout=60)._calls.send({"x": [1]}, 5, {})
+    assert call.remaining == pytest.approx(5 - connecting)
+    assert dict(sent_headers)["timeout-ms"] == told
 
 
 def test_a_timeout_is_a_timeout_error_of_python_too() -> None:
     mine = sent()
-    mine.sent_at -= 100
     with pytest.raises(TimeoutError) as caught:
-        Client(Kafka())._wait(Call("id", mine, 1.0))
+        Client(Kafka())._wait(late(mine))
     assert isinstance(caught.value, InferenceTimeoutError)
     assert isinstance(caught.value, ForebayError)
 

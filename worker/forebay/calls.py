@@ -30,6 +30,9 @@ from forebay.wire import (
 Work = Inputs | tuple[str, Inputs]
 """An element of `map`: a request's inputs, or a pair of its id and its inputs."""
 
+_CONNECTED_SECONDS = 0.1
+"""Connecting that took less than this is not taken off what a request tells the worker."""
+
 
 class InferenceTimeoutError(ForebayError, TimeoutError):
     """No result came in time. The message says how far the request got; it may still be answered, unread."""
@@ -55,11 +58,12 @@ class Call:
     id: str
     sent: Sent
     timeout: float
+    until: float
 
     @property
     def remaining(self) -> float:
         """Seconds left to wait; a result that is there already is taken even at zero."""
-        return max(0.0, self.sent.sent_at + self.timeout - time.monotonic())
+        return max(0.0, self.until - time.monotonic())
 
 
 class Calls:
@@ -106,15 +110,19 @@ class Calls:
             exchange.close()
 
     def send(self, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Call:
-        """Build and publish one request."""
-        began, seconds = time.monotonic(), self._options.timeout if timeout is None else timeout
-        told: RequestOptions = {"id": uuid.uuid4().hex, "timeout_ms": max(1, int(seconds * 1000)), **options}
+        """Build and publish one request; `timeout` begins now, so that connecting, too, is within it."""
+        seconds = self._options.timeout if timeout is None else timeout
+        until = time.monotonic() + seconds
+        told: RequestOptions = {"id": uuid.uuid4().hex, "timeout_ms": _milliseconds(seconds), **options}
         if self._options.model is not None:
             told.setdefault("model", self._options.model)
         value, headers = build_request(inputs, encoding=self._options.encoding, **told)
         exchange = self.open(seconds)
-        room_within = max(0.0, began + seconds - time.monotonic())
-        return Call(told["id"], exchange.send(value, told["id"].encode(), headers, room_within), seconds)
+        left = max(0.0, until - time.monotonic())
+        if left < seconds - _CONNECTED_SECONDS and "timeout_ms" not in options:
+            told["timeout_ms"] = _milliseconds(left)
+            value, headers = build_request(inputs, encoding=self._options.encoding, **told)
+        return Call(told["id"], exchange.send(value, told["id"].encode(), headers, left), seconds, until)
 
     def send_work(self, work: Work, timeout: float | None, options: RequestOptions) -> Call:
         """Publish one element of `map`."""
@@ -137,6 +145,10 @@ class Calls:
         """Stop waiting for a call."""
         if self._exchange is not None:
             self._exchange.abandon(call.sent)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
 
 
 def read(record: Record) -> Result:
