@@ -120,11 +120,17 @@ def files(kafka: KafkaProbe, tmp_path: Path) -> Iterator[Job]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The section of a compiled package; a compiler takes ten seconds for it."""
+    return write("package", tmp_path_factory.mktemp("package"))
+
+
 @needs_a_compiler
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_form_of_a_model_file_serves_right_answers(files: Job, tmp_path: Path) -> None:
-    models = [write(form, tmp_path) for form in FORMS]
+def test_every_form_of_a_model_file_serves_right_answers(files: Job, package: dict[str, Any], tmp_path: Path) -> None:
+    models = [package if form == "package" else write(form, tmp_path) for form in FORMS]
     config = tmp_path / "worker.yaml"
     config.write_text(yaml.safe_dump({"models": models}))
     counts = {number: 1 + number // 4 % 5 for number in range(REQUESTS)}
@@ -150,11 +156,10 @@ def test_every_form_of_a_model_file_serves_right_answers(files: Job, tmp_path: P
 @needs_a_compiler
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_package_that_is_declared_with_another_shape_never_serves(files: Job, tmp_path: Path) -> None:
+def test_a_package_that_is_declared_with_another_shape_never_serves(files: Job, package: dict[str, Any]) -> None:
     """By itself a package computes wrong values for a wrong shape, in silence."""
-    model = write("package", tmp_path)
     options = {**DECLARED, "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 5]}]}
-    worker = files.launch(["--set", f"model.path={model['path']}", "--set", f"model.options={json.dumps(options)}"])
+    worker = files.launch(["--set", f"model.path={package['path']}", "--set", f"model.options={json.dumps(options)}"])
     assert worker.wait(180) == 78
     last = worker.text().strip().splitlines()[-1]
     assert last.startswith("forebay: the model failed its warm-up")
@@ -182,7 +187,7 @@ def total(number: int) -> int:
 
 
 @needs_a_compiler
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_compiled_package_serves_two_buckets_and_a_new_version_gets_one_of_its_own(job: Job, tmp_path: Path) -> None:
     config, cache = tmp_path / "worker.yaml", tmp_path / "cache"
