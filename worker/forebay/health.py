@@ -89,6 +89,10 @@ class Health:
         return self._worker_ready() | missing
 
 
+_NOTICES_STOP_SECONDS = 0.1
+"""The server looks so often whether it is to stop, and a worker that ends waits for it: by default half a second."""
+
+
 class OpsServer:
     """An HTTP port. `respond` makes status, content type and body of a path; its threads call it."""
 
@@ -125,7 +129,9 @@ class OpsServer:
                 "set ops.port to a free one, or to 0 to have one chosen"
             ) from error
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, name="forebay-ops", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_NOTICES_STOP_SECONDS,), name="forebay-ops", daemon=True
+        ).start()
         host, port = self._server.server_address[:2]
         return f"http://{host if isinstance(host, str) else host.decode()}:{port}"
 
