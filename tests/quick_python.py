@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FORKED_SECONDS = 120.0
 
 _forks: ForkServer | None = None
+_is_plain = False
 
 
 @contextlib.contextmanager
@@ -40,29 +41,29 @@ def quick_python() -> Iterator[None]:
     if not can_fork() or os.environ.get(VARIABLE) == "0":
         yield
         return
-    before, _forks = _forks, ForkServer(__name__)
-    _forks.enter()
+    forks = _forks = ForkServer(__name__)
+    forks.enter()
     try:
         yield
     finally:
-        _forks.leave()
-        _forks = before
+        forks.leave()
+        _forks = None
 
 
 @contextlib.contextmanager
 def plain_python() -> Iterator[None]:
     """Let workers start as their users start them meanwhile."""
-    global _forks
-    before, _forks = _forks, None
+    global _is_plain
+    before, _is_plain = _is_plain, True
     try:
         yield
     finally:
-        _forks = before
+        _is_plain = before
 
 
 def is_quick() -> bool:
     """Whether workers start quickly now."""
-    return _forks is not None
+    return _forks is not None and not _is_plain
 
 
 class QuickProcess:

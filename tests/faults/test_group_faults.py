@@ -118,6 +118,41 @@ def test_rights_that_are_lost_hold_everything_up_until_they_are_back(
     assert worker.stop() == 0
 
 
+def test_a_lost_right_to_the_transactional_id_holds_everything_up_until_it_is_back(
+    gate: Gate, make_job: MakeJob
+) -> None:
+    """It used to end the worker with 70."""
+    job = make_job(gate.probe)
+    mode = {
+        **MODES["exactly once"],
+        "delivery__transactional_id": f"id-{job.group}",
+        "delivery__drain_timeout_ms": 2_000,
+    }
+    total = 4_000
+    with Watch(job, Promise("exactly_once")) as watch:
+        worker = job.start(**SIZES, **mode)
+        job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total // 2))
+        job.await_answered(200)
+        gate.add("transactional-id", f"id-{job.group}", "User:somebody-else", "ALL")
+        reasons = worker.await_not_ready()
+        assert "grant Write on this transactional id, as forebay acls says" in reasons["delivery"]
+        assert worker.await_event("not_ready")["delivery"]
+        gate.open_to_all()
+        job.send(ask(n) if n % 2 else ask_binary(n) for n in range(total // 2, total))
+        job.await_settled(300)
+        worker.await_ready()
+    watch.verify()
+    worker.await_event("ready_again")
+
+    gate.add("transactional-id", f"id-{job.group}", "User:somebody-else", "ALL")
+    job.send([ask(total)])
+    worker.await_not_ready()
+    assert worker.stop() == 0
+    assert "Traceback" not in worker.text()
+    assert not job.is_settled()
+    gate.open_to_all()
+
+
 def test_the_older_of_two_workers_with_one_transactional_id_ends_with_a_sentence(job: Job) -> None:
     mode = {"delivery__guarantee": "exactly_once", "delivery__transactional_id": f"one-for-both-{job.group}"}
     total = 3_000

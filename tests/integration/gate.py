@@ -1,6 +1,7 @@
 """A broker that refuses: it admits to a topic or a group that has any rule only those whom a rule names.
 
-On its plain listener everybody is `User:ANONYMOUS`. Its second listener wants a password.
+On its plain listener everybody is `User:ANONYMOUS`. Its second listener wants a password, and wants it again every now
+and then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 
 from forebay.broker import EmbeddedKafka
@@ -30,8 +34,13 @@ AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 PASSWORD = "open-sesame"
-RESOURCES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
+RESOURCES = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional-id": ResourceType.TRANSACTIONAL_ID,
+}
 
 
 class Gate:
@@ -48,6 +57,13 @@ class Gate:
         kind = ResourcePatternType.LITERAL
         rule = AclBinding(RESOURCES[resource], name, kind, who, "*", wanted, AclPermissionType.ALLOW)
         for future in self._admin.create_acls([rule]).values():
+            future.result(30)
+
+    def set_password(self, user: str, password: str) -> None:
+        """Let a user log in with SCRAM-SHA-512 by this password, and by no other any more."""
+        terms = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        wanted = UserScramCredentialUpsertion(user, terms, password.encode())
+        for future in self._admin.alter_user_scram_credentials([wanted]).values():
             future.result(30)
 
     def open_to_all(self) -> None:
@@ -77,8 +93,10 @@ def listeners() -> Iterator[tuple[str, str]]:
         "advertised.listeners": addresses,
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listener.name.login.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "listener.name.login.plain.sasl.jaas.config": jaas,
+        "listener.name.login.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
+        "listener.name.login.connections.max.reauth.ms": "3000",
     }
     try:
         kafka = EmbeddedKafka(port=plain, properties=properties).start()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from pydantic import SecretStr
@@ -21,11 +22,14 @@ from forebay.errors import ConfigError, ForebayError, KafkaUnavailableError
 from forebay.records import Record
 from forebay.settings import Delivery, Kafka, Security, Settings
 from forebay.stream import share_group
-from forebay.stream.client_config import client_config, share_config
+from forebay.stream.client_config import client_config, consumer_config, producer_config, share_config
+from forebay.stream.consumer import Consumer
 from forebay.stream.leases import Leases
+from forebay.stream.results import Encoder
 from forebay.stream.share_consumer import ShareConsumer
+from forebay.stream.transactions import TransactionalOutbox
 from forebay.wire import build_request
-from tests.contract.sides import Notes
+from tests.contract.sides import Notes, receive_until
 from tests.integration.gate import PASSWORD, Gate, gate, listeners
 from tests.kafka_probe import Send, eventually
 
@@ -161,6 +165,40 @@ def test_a_share_group_needs_two_rights_more_and_each_missing_one_has_its_senten
     member.start(Notes())
     found: list[Record] = []
     eventually(lambda: found.extend(member.receive(9, 0.05)) or found, "the record comes", 60)
+    member.close()
+
+
+def test_a_start_without_the_right_to_its_transactional_id_names_the_mend(gate: Gate, settings: Settings) -> None:
+    """It used to end with 70, an internal error."""
+    name = f"tx-{uuid.uuid4().hex[:10]}"
+    delivery = Delivery(guarantee="exactly_once", transactional_id=name)
+    gate.add("transactional-id", name, "User:somebody-else", "ALL")
+    config = producer_config(settings.kafka, delivery)
+    outbox = TransactionalOutbox(config, Encoder([], "out", "group"), "dead", lambda: None)
+    with pytest.raises(ConfigError, match=rf"'{name}' cannot start: .* grant Write .* as forebay acls says"):
+        outbox.start()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_that_lost_its_right_to_the_group_is_back_when_it_has_it(
+    gate: Gate, settings: Settings, protocol: Literal["classic", "consumer"]
+) -> None:
+    """With the consumer protocol it used to end the worker: the client's error is one for good there."""
+    kafka = settings.kafka.model_copy(update={"group_protocol": protocol})
+    config = consumer_config(kafka, settings.batch)
+    config |= {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300} if protocol == "classic" else {}
+    notes = Notes()
+    member = Consumer(config, kafka.input_topics)
+    member.start(notes)
+    found: list[Record] = []
+    receive_until(member, found, lambda: bool(notes.told))
+    gate.add("group", kafka.group_id, "User:somebody-else", "ALL")
+    receive_until(member, found, lambda: notes.told[-1][0] == "lost")
+    assert any(event.name == "GROUP_AUTHORIZATION_FAILED" for event in member.events)
+    gate.open_to_all()
+    gate.probe.produce(kafka.input_topics[0], [b"one"])
+    receive_until(member, found, lambda: bool(found))
+    assert [kind for kind, _ in notes.told] == ["assigned", "lost", "assigned"]
     member.close()
 
 

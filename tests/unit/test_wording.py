@@ -7,7 +7,15 @@ from confluent_kafka import KafkaError
 
 from forebay.errors import KafkaUnavailableError
 from forebay.stream import admin
-from forebay.stream.troubles import CLOSED_AT_ONCE, broker_command, plain_cause, topic_missing, unreachable
+from forebay.stream.troubles import (
+    CLOSED_AT_ONCE,
+    broker_command,
+    is_about_tls,
+    login_refused,
+    plain_cause,
+    topic_missing,
+    unreachable,
+)
 from forebay.wording import counted, times
 
 
@@ -73,3 +81,23 @@ def test_the_admin_questions_say_the_same_sentence() -> None:
     with pytest.raises(KafkaUnavailableError) as told:
         admin.partition_counts({"bootstrap.servers": "127.0.0.1:1"}, timeout_seconds=0.5)
     assert str(told.value) == unreachable("127.0.0.1:1", "connection refused")
+
+
+ALERT = (
+    "ssl://127.0.0.1:9/bootstrap: Receive failed: error:0A000416:SSL routines::ssl/tls alert certificate unknown: SSL "
+    "alert number 46 (after 1ms in state APIVERSION_QUERY)"
+)
+
+
+def test_a_certificate_that_brokers_do_not_take_is_told_like_a_login_and_with_its_mend() -> None:
+    """It was told as a failure to read, and the mend was to start Kafka."""
+    assert is_about_tls(ALERT)
+    assert not is_about_tls("127.0.0.1:9/bootstrap: Receive failed: Connection reset by peer")
+    told = login_refused(ALERT)
+    assert "tls alert certificate unknown" in told
+    assert "start it again with the new one" in told
+    assert "127.0.0.1" not in told
+
+
+def test_names_in_capitals_stay_in_capitals() -> None:
+    assert plain_cause("a:9/bootstrap: SASL authentication error: no") == "SASL authentication error: no"

@@ -28,6 +28,7 @@ from forebay.stream.results import Encoder
 from forebay.stream.share_committer import ShareCommitter
 from forebay.stream.share_consumer import Service, ShareConsumer, Sharing
 from forebay.stream.starts import StartRule
+from forebay.stream.throttling import Throttling
 from forebay.stream.transaction_offsets import TransactionalCommitter
 from forebay.stream.transactions import TransactionalOutbox
 
@@ -46,18 +47,19 @@ def build_rooms(
         return build_queue_rooms(settings, search, limits, sharing)
     kafka, delivery = settings.kafka, settings.delivery
     rule = StartRule(kafka.auto_offset_reset, kafka.offset_out_of_range)
-    consumer = Consumer(consumer_config(kafka, settings.batch), kafka.input_topics, rule)
+    throttling = Throttling()
+    consumer = Consumer(throttling.watch("consumer", consumer_config(kafka, settings.batch)), kafka.input_topics, rule)
     interval = delivery.commit_interval_ms / 1000
 
     def make_outbox(encoder: Encoder) -> Outgoing:
         if delivery.guarantee == "at_least_once":
-            config = producer_config(kafka, delivery)
+            config = throttling.watch("producer", producer_config(kafka, delivery))
             outbox: Outgoing = Outbox(config, encoder, kafka.dead_letter_topic, ordering=delivery.ordering)
         else:
             named = delivery.model_copy(
                 update={"transactional_id": delivery.transactional_id or transactional_id(kafka.group_id)}
             )
-            config = producer_config(kafka, named)
+            config = throttling.watch("producer", producer_config(kafka, named))
             outbox = TransactionalOutbox(config, encoder, kafka.dead_letter_topic, consumer.group_metadata)
         outbox.limits = dict(limits)
         return outbox
@@ -67,13 +69,14 @@ def build_rooms(
             return TransactionalCommitter(outbox, offsets, interval, consumer)
         return Committer(consumer, offsets, interval, remembers=delivery.order_of_results == "none")
 
-    return assemble(settings, search, consumer=consumer, make_outbox=make_outbox, make_committer=make_committer)
+    parts = {"consumer": consumer, "make_outbox": make_outbox, "make_committer": make_committer}
+    return assemble(settings, search, **parts, throttling=throttling)
 
 
 def build_queue_rooms(settings: Settings, search: Sequence[Path], limits: Mapping[str, int], sharing: Sharing) -> Rooms:
     """Return the rooms of a worker in queue mode: another member, another ledger, acknowledgements, no commits."""
     kafka, delivery = settings.kafka, settings.delivery
-    leases = Leases(delivery.max_attempts)
+    leases, throttling = Leases(delivery.max_attempts), Throttling()
     consumer = ShareConsumer(
         share_config(kafka, settings.batch),
         kafka.input_topics,
@@ -84,16 +87,16 @@ def build_queue_rooms(settings: Settings, search: Sequence[Path], limits: Mappin
     )
 
     def make_outbox(encoder: Encoder) -> Outgoing:
-        outbox = Outbox(producer_config(kafka, delivery), encoder, kafka.dead_letter_topic)
+        config = throttling.watch("producer", producer_config(kafka, delivery))
+        outbox = Outbox(config, encoder, kafka.dead_letter_topic)
         outbox.limits = dict(limits)
         return outbox
 
     def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
         return ShareCommitter(consumer, delivery.commit_interval_ms / 1000)
 
-    rooms = assemble(
-        settings, search, consumer=consumer, make_outbox=make_outbox, make_committer=make_committer, offsets=leases
-    )
+    parts = {"consumer": consumer, "make_outbox": make_outbox, "make_committer": make_committer}
+    rooms = assemble(settings, search, **parts, offsets=leases, throttling=throttling)
     return rooms
 
 

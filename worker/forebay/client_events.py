@@ -12,8 +12,12 @@ from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.records import Partition
 from forebay.stream.member import Event, Member
+from forebay.stream.throttling import Throttling
+from forebay.stream.troubles import is_about_tls, login_refused
 
 _SAME_EVENT_EVERY = 10.0
+_NO_LOGIN = ("_AUTHENTICATION", "_SSL")
+_VAGUE = "_ALL_BROKERS_DOWN"
 _log = logger("worker")
 
 
@@ -52,8 +56,29 @@ class ClientEvents:
             _log.warning("requests_skipped", requests=event.skipped, why=event.message)
             return
         self._metrics.events.labels(event.name).inc()
-        self._health.trouble("kafka", f"{event.name}: {event.message}")
-        if now - self._told.get(event.name, -_SAME_EVENT_EVERY) >= _SAME_EVENT_EVERY:
-            self._told[event.name] = now
+        if event.name != _VAGUE or "kafka" not in self._health.troubles:  # it comes behind the cause, and hides it
+            is_login = event.name in _NO_LOGIN or is_about_tls(event.message)
+            told = login_refused(event.message) if is_login else event.message
+            self._health.trouble("kafka", f"{event.name}: {told}")
+        if self.is_due(event.name, now):
             where = f"{event.partition.topic}/{event.partition.partition}" if event.partition else None
             _log.warning("kafka_event", name=event.name, message=event.message, partition=where)
+
+    def throttled(self, throttling: Throttling, now: float) -> None:
+        """Count what quotas held up: nothing is wrong with the worker, and nobody could see why it is slow."""
+        held: dict[str, float] = {}
+        while throttling.waits:
+            wait = throttling.waits.popleft()
+            held[wait.client] = held.get(wait.client, 0.0) + wait.seconds
+            if self.is_due(f"throttled {wait.client}", now):
+                asked = round(wait.seconds, 3)
+                _log.warning("throttled", client=wait.client, broker=wait.broker, seconds=asked, why="a quota")
+        for client, seconds in held.items():
+            self._metrics.throttled.labels(client).inc(seconds)
+
+    def is_due(self, name: str, now: float) -> bool:
+        """Whether this kind of event is worth a line again; the caller writes it."""
+        due = now - self._told.get(name, -_SAME_EVENT_EVERY) >= _SAME_EVENT_EVERY
+        if due:
+            self._told[name] = now
+        return due

@@ -203,6 +203,11 @@ class Metrics:
             "topic",
             "partition",
         )
+        self.throttled = counter(
+            "throttled_seconds_total",
+            "What quotas of the brokers made the worker's consumer or producer wait.",
+            "client",
+        )
         self.events = counter("client_events_total", "Events of the Kafka client, by its name for them.", "name")
 
     def declared(self) -> list[tuple[str, str, tuple[str, ...], str]]:

@@ -16,6 +16,7 @@ from forebay.client_events import ClientEvents, End
 from forebay.custody import Custody
 from forebay.failures import Failures
 from forebay.health import Health
+from forebay.hindrances import Hindrances
 from forebay.inference.gain import COMPARED
 from forebay.inference.pool import Notice
 from forebay.inference.replicas import Finished
@@ -49,6 +50,8 @@ class Observer:
         self._now = 0.0
         self._events = ClientEvents(metrics, health, rooms.consumer)
         self._failures = Failures()
+        self._hindrances = Hindrances(health)
+        self._throttling = rooms.throttling
         self._collected_at = 0.0
         self._curves: dict[str, int] = {}
         self._joining_since: float | None = None
@@ -62,6 +65,8 @@ class Observer:
             self._joined_by_now(now)
             self._standstill.look(now, outbox, self._custody.closed, self._pool)
             self._failures.tell(now)
+            self._events.throttled(self._throttling, now)
+            self._hindrances.look(now)
             if not gc.isenabled() and now - self._collected_at >= _COLLECT_EVERY:
                 self._collected_at = now
                 gc.collect()
@@ -215,7 +220,8 @@ class Observer:
                 self._metrics.committed.labels(partition.topic, str(partition.partition)).set(mark)
         for name in set(failed.values()):
             self._metrics.commits.labels(name).inc()
-            _log.warning("commit_refused", error=name, partitions=sum(value == name for value in failed.values()))
+            if self._events.is_due(f"commit {name}", self._now):
+                _log.warning("commit_refused", error=name, partitions=sum(value == name for value in failed.values()))
         if not failed:
             self._metrics.commits.labels("ok").inc()
             self._health.trouble("kafka", None)

@@ -18,6 +18,7 @@ from forebay.stream.member import Member
 from forebay.stream.offsets import Offsets
 from forebay.stream.outbox import Outgoing
 from forebay.stream.results import Encoder
+from forebay.stream.throttling import Throttling
 
 if TYPE_CHECKING:
     from forebay.tracing import Tracing
@@ -35,6 +36,7 @@ class Rooms:
     make_outbox: Callable[[Encoder], Outgoing]
     make_committer: Callable[[Outgoing, Offsets], Committing]
     offsets: Offsets = field(default_factory=Offsets)
+    throttling: Throttling = field(default_factory=Throttling)
     has_compared: bool = False
     tracing: Tracing | None = None
 

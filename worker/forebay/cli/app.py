@@ -7,6 +7,7 @@ exits with 70.
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 import traceback
@@ -86,7 +87,7 @@ def main() -> None:
         with come_again(), unwinding_at([signal.SIGINT]):
             code = app(standalone_mode=False)
     except ForebayError as error:
-        typer.secho(f"forebay: {error}", err=True, fg="red")
+        _tell(f"forebay: {error}")
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(130)
@@ -102,10 +103,17 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:  # the top: what nobody expected still ends with the code that says so
-        traceback.print_exc()
         told = f"internal error, {type(error).__name__}: {error}".rstrip(": ")
-        typer.secho(
-            f"forebay: {told}; this is a bug of Forebay's: please report it with what is above", err=True, fg="red"
-        )
+        _tell(f"forebay: {told}; this is a bug of Forebay's: please report it with what is above", error)
         sys.exit(EXIT_INTERNAL)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(sentence: str, error: Exception | None = None) -> None:
+    """Write the last sentence. Where nobody takes it, the exit code alone has to say what it can."""
+    try:
+        if error is not None:
+            traceback.print_exception(error)
+        typer.secho(sentence, err=True, fg="red")
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # else Python, which flushes it at exit, ends with 120

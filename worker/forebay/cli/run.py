@@ -200,8 +200,8 @@ def _look_at_topics(settings: Settings, until_end: bool) -> tuple[dict[str, int]
     if missing := [topic for topic in named if topic not in counts]:
         several = f"topics {', '.join(missing)} do" if len(missing) > 1 else f"topic {missing[0]} does"
         raise ConfigError(
-            f"{several} not exist at {kafka.bootstrap_servers}; create the worker's topics with forebay topics and the "
-            "same --config, or with your own tools"
+            f"{several} not exist at {kafka.bootstrap_servers}, or may not be seen with this login (forebay check says "
+            "which); create the worker's topics with forebay topics and the same --config, or with your own tools"
         )
     limits = admin.message_limits(config, (kafka.output_topic, kafka.dead_letter_topic))
     if not until_end:

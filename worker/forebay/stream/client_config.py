@@ -91,6 +91,7 @@ def consumer_config(kafka: Kafka, batch: Batch) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "isolation.level": "read_committed",
+        "check.crcs": True,  # as Kafka's own clients do: a damaged byte is found, in place of a wrong answer or none
         "fetch.wait.max.ms": 100,
         "fetch.error.backoff.ms": 50,
         "fetch.queue.backoff.ms": 10,  # a full prefetch stops the fetcher this long: 1,000 by default starves the loop

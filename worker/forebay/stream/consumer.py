@@ -16,18 +16,16 @@ import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Partition, Record
-from forebay.stream.codec import UNREADABLE
 from forebay.stream.leaders import are_well
 from forebay.stream.member import Event, Listener
 from forebay.stream.questions import Questions
 from forebay.stream.starts import DEFAULT_RULE, StartRule, Starts
-
-SKIPPED = {ck.KafkaError._BAD_COMPRESSION, ck.KafkaError._BAD_MSG, ck.KafkaError.INVALID_MSG}
-"""Errors of a record, or of its batch, that would repeat themselves for ever."""
+from forebay.stream.unreadable import SKIPPED, Unreadable
 
 _NOT_FETCHED = {ck.KafkaError._STATE, ck.KafkaError._PREV_IN_PROGRESS}
 """What a seek meets in a partition that the client does not fetch yet, or not any more."""
 
+_FORBIDDEN = ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED).str()
 _NO_POSITION = -1001
 _REWIND_SECONDS = 5.0
 
@@ -50,9 +48,11 @@ class Consumer:
         self._failed: BaseException | None = None
         self._assignment_changed = False
         self._held: set[Partition] = set()
+        self._owned: set[Partition] = set()
         self.events: deque[Event] = deque()
         self._questions = Questions(self.events.append)
         self._starts = Starts(rule, config, self.events.append)
+        self._unreadable = Unreadable()
         self.commits: deque[tuple[dict[Partition, int], dict[Partition, str]]] = deque()
         self.commits_in_flight = 0
         self.paused = False
@@ -61,9 +61,12 @@ class Consumer:
     def start(self, listener: Listener) -> None:
         """Subscribe. Raises ConfigError where librdkafka refuses a property."""
         self._listener = listener
-        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        self._join()
+
+    def _join(self) -> None:
+        config = {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}
         try:
-            self._client = ck.Consumer({**self._config, **callbacks}, logger=self._logger)
+            self._client = ck.Consumer(config, logger=self._logger)
         except ck.KafkaException as error:
             raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
         self._questions.client = self._starts.client = self._client
@@ -73,6 +76,18 @@ class Consumer:
             on_revoke=self._wrapped(lambda listener: listener.revoked),
             on_lost=self._wrapped(lambda listener: listener.lost),
         )
+
+    def _join_again(self) -> None:
+        """Begin anew as a member without partitions: the client has come to its end, the worker has not."""
+        listener, self._listener = self._listener, None
+        lost, self._owned = list(self._owned), set()
+        if listener is not None:
+            listener.lost(lost)
+        self._starts.forget(lost)
+        self._client.close()
+        self._listener, self.commits_in_flight = listener, 0
+        self._held.clear()
+        self._join()
 
     def receive(self, limit: int, wait: float) -> list[Record]:
         """Return at most `limit` records. Waits up to `wait` seconds for the first and not at all for the rest.
@@ -140,6 +155,10 @@ class Consumer:
 
     def seek(self, partition: Partition, offset: int) -> None:
         """Move the position of an assigned partition."""
+        self._unreadable.forget([partition])
+        self._seek(partition, offset)
+
+    def _seek(self, partition: Partition, offset: int) -> None:
         try:
             self._client.seek(ck.TopicPartition(*partition, offset))
             self._starts.sought(partition, offset)
@@ -195,26 +214,20 @@ class Consumer:
 
     def _records(self, messages: list[Any]) -> list[Record]:
         records: list[Record] = []
-        same = self._headers
-        for message in messages:
-            if message.error() is None:
-                headers = message.headers()
+        same, moved = self._headers, self._unreadable.moved
+        moved.clear()
+        for one in messages:
+            if moved and (one.topic(), one.partition()) in moved:
+                continue  # it comes again, behind what could not be read
+            if one.error() is None:
+                headers = one.headers()
                 if headers == same:  # one list for all that are alike: less to free, and read once
                     headers = same
                 else:
                     same = headers = headers or []
-                records.append(
-                    Record(
-                        message.topic(),
-                        message.partition(),
-                        message.offset(),
-                        message.key(),
-                        message.value(),
-                        headers,
-                        message.timestamp()[1],
-                    )
-                )
-            elif (unreadable := self._error(message)) is not None:
+                at = one.timestamp()[1]
+                records.append(Record(one.topic(), one.partition(), one.offset(), one.key(), one.value(), headers, at))
+            elif (unreadable := self._error(one)) is not None:
                 records.append(unreadable)
         self._headers = same
         return records
@@ -222,21 +235,24 @@ class Consumer:
     def _error(self, message: Any) -> Record | None:
         """Turn an error event into an Event, or into a record without a value where it hides one.
 
-        A batch that cannot be decompressed repeats its error for ever: the position has to be moved past it.
+        A lost right to the group is an error for good with the consumer protocol, with the classic one it is not.
         """
         error = message.error()
         topic, number, offset = message.topic(), message.partition(), message.offset()
         partition = Partition(topic, number) if topic is not None and number is not None and number >= 0 else None
+        if error.code() == ck.KafkaError._FATAL and _FORBIDDEN in error.str():
+            self.events.append(Event("GROUP_AUTHORIZATION_FAILED", _FORBIDDEN))
+            self._join_again()
+            return None
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             raise KafkaFatalError(f"the Kafka client cannot go on: {error.str()}")
         if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and partition is not None:
             self._starts.astray[partition] = error.str()
             return None
         if error.code() in SKIPPED and partition is not None and offset is not None and offset >= 0:
-            self.seek(partition, offset + 1)
-            return Record(
-                partition.topic, partition.partition, offset, None, None, [(UNREADABLE, error.str().encode())], 0
-            )
+            record = self._unreadable.pass_over(partition, offset, error.str())
+            self._seek(partition, record.offset + 1)
+            return record
         self.events.append(Event(error.name(), error.str(), partition, offset))
         return None
 
@@ -246,6 +262,8 @@ class Consumer:
         self._assignment_changed = True
         try:
             partitions = [Partition(p.topic, p.partition) for p in places]
+            self._owned.update(partitions)
+            self._unreadable.forget(partitions)
             with self._questions.assigning(partitions) as known:
                 self._listener.assigned(partitions)
                 self._client.incremental_assign(self._starts.begin(known))
@@ -259,6 +277,7 @@ class Consumer:
             self._assignment_changed = True
             try:
                 gone = [Partition(p.topic, p.partition) for p in partitions]
+                self._owned.difference_update(gone)
                 pick(self._listener)(gone)
                 self._starts.forget(gone)
             except BaseException as error:

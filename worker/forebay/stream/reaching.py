@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from forebay.errors import KafkaUnavailableError
 from forebay.stream.addresses import Address, connect_to
-from forebay.stream.troubles import CLOSED_AT_ONCE, unreachable
+from forebay.stream.troubles import CLOSED_AT_ONCE, is_about_tls, unreachable
 
 _REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 _CERTAIN = ("connection refused", "the name does not resolve", "network is unreachable", "no route to host")
@@ -53,7 +53,7 @@ def metadata(
             return client.list_topics(timeout=max(0.1, min(limit, deadline - time.monotonic())), **question)
         except KafkaException as error:
             _hear(client)
-            refused = next((one for one in errors if one.code() in _REFUSED), None)
+            refused = next((one for one in errors if one.code() in _REFUSED or is_about_tls(one.str())), None)
             if refused is not None:
                 raise RefusedError(f"Kafka refuses at {servers}: {refused.str()}") from error
             why = nobody_listens(servers) if is_first else None

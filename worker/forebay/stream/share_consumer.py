@@ -21,11 +21,11 @@ import confluent_kafka as ck
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Partition, Record
 from forebay.stream.codec import UNREADABLE
-from forebay.stream.consumer import SKIPPED
 from forebay.stream.leases import Leased, Leases, Place, Verdict
 from forebay.stream.member import Event, Listener
 from forebay.stream.offsetless import Offsetless
 from forebay.stream.share_hand import Hand
+from forebay.stream.unreadable import SKIPPED
 
 HANDS = 3
 """Clients of one member: one wave runs, one waits behind it, one is being fetched."""

@@ -34,6 +34,33 @@ class Terms:
         return outcome.failure is not None and self.encoder.dead_letter(outcome) is not None
 
 
+_MOST_OUTCOMES = 10_000
+_LESS = 4
+
+
+class Portion:
+    """How many outcomes a transaction takes: fewer after one that was overdue, more again after those that are quick.
+
+    What a quota or a slow link lets through in `seconds` would otherwise be tried again for ever, as large as before.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._too_many = 2 * _MOST_OUTCOMES
+        self.outcomes = _MOST_OUTCOMES
+
+    def ended(self, took: float) -> None:
+        """Take in that a transaction took so many seconds. Where it went wrong before more are added with care."""
+        if took < self._seconds / _LESS:
+            more = self.outcomes * 2 if self.outcomes * 2 < self._too_many else self.outcomes + 1 + self._too_many // 16
+            self.outcomes = min(more, _MOST_OUTCOMES)
+
+    def overdue(self, tried: int) -> None:
+        """Take in that one with so many outcomes took too long."""
+        self._too_many = min(tried, self.outcomes)
+        self.outcomes = max(self._too_many // _LESS, 1)
+
+
 @dataclass(slots=True)
 class Transaction:
     """What one transaction commits: outcomes, and offsets with the `member` of the group whose they are."""

@@ -16,12 +16,12 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from forebay.errors import ConfigError, KafkaFatalError
+from forebay.errors import ConfigError, KafkaFatalError, KafkaUnavailableError
 from forebay.records import Outcome, Partition, Record
 from forebay.stream.patience import Patience
 from forebay.stream.refusals import Refusals
 from forebay.stream.results import Encoder
-from forebay.stream.transaction import Terms, Transaction
+from forebay.stream.transaction import Portion, Terms, Transaction
 from forebay.watchdog import leave_within
 
 _GROUP = {
@@ -31,12 +31,14 @@ _GROUP = {
     ck.KafkaError.FENCED_INSTANCE_ID,
 }
 _FENCED = {ck.KafkaError._FENCED, ck.KafkaError.PRODUCER_FENCED, ck.KafkaError.INVALID_PRODUCER_EPOCH}
-_MOST_OUTCOMES = 10_000
+_FORBIDDEN = {ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 _PATIENCE = 1.5  # times `transaction.timeout.ms` until a transaction is given up here; the brokers do it after one
+_OVERDUE = 0.9  # of `transaction.timeout.ms`: what failed after so long did so because it took too long
 _LONGEST_WAIT = 10.0  # of the loop itself, in seconds: it must be seen to live, however long a transaction may last
 _LOOK_SECONDS = 0.1
 _START_SECONDS = 30.0
 _BEGIN_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 class TransactionalOutbox:
@@ -53,17 +55,18 @@ class TransactionalOutbox:
         self._group_metadata = group_metadata
         self._timeout = config["transaction.timeout.ms"] / 1000
         self._patience = Patience()
+        self._portion = Portion(self._timeout)
         self._client: Any = None
-        self._has_begun = self._is_in_doubt = False
+        self._has_begun = self._is_in_doubt = self._is_forbidden = False
         self._logger: logging.Logger | None = None
         self._waiting: list[Outcome] = []
         self._ending: Transaction | None = None  # it has the first of those that wait
         self._closed: list[Outcome] = []
         self._refusals = Refusals(encoder)
         self._terms = Terms(encoder, dead_letter_topic, self._refusals, self._timeout)
-        self._now = self._again_at = self._began = 0.0
+        self._now = self._again_at = self._anew_at = self._began = self._doubtful_until = 0.0
         self._committed: dict[Partition, int] = {}
-        self._pause = 0.1
+        self._pause = _FIRST_PAUSE
         self.notes: Callable[[Mapping[Partition, int]], Mapping[Partition, str]] = lambda marks: {}
         """What the offsets of a transaction say in their metadata."""
         self.limits: dict[str, int] = {}
@@ -76,7 +79,10 @@ class TransactionalOutbox:
         self.keeps: Callable[[Record], bool] = lambda record: True
 
     def start(self, logger: logging.Logger | None = None) -> None:
-        """Make the producer and fence an earlier life of this worker. Raises ConfigError, KafkaFatalError."""
+        """Make the producer and fence an earlier life of this worker.
+
+        Raises ConfigError, KafkaFatalError, and KafkaUnavailableError where nobody answers any more.
+        """
         self._logger = logger or logging.getLogger("forebay.kafka")
         if self.limits:
             self._config["batch.size"] = max(min(1_000_000, *self.limits.values()) * 9 // 10, 1_024)
@@ -85,13 +91,15 @@ class TransactionalOutbox:
         except ck.KafkaException as error:
             raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
         self._begin_anew(_START_SECONDS)
+        if self._is_forbidden:
+            raise ConfigError(self.trouble)
         if not self._has_begun:
-            raise KafkaFatalError(f"the transactional producer cannot start: {self.trouble}")
+            raise KafkaUnavailableError(self.trouble)
 
     @property
     def is_ready(self) -> bool:
         """Whether a transaction may begin: the producer is there, and the positions are those that are committed."""
-        if not self._has_begun:
+        if not self._has_begun and self._now >= self._anew_at:
             self._begin_anew(_BEGIN_SECONDS)
         return self._has_begun and not self.must_rewind
 
@@ -103,6 +111,7 @@ class TransactionalOutbox:
 
     def serve(self, now: float, wait: float = 0.0) -> list[Outcome]:
         """Let the transaction end that is under way, and begin the next; return the outcomes that are safe since."""
+        self._now = now
         if self._ending:
             self._end(now)
         if not self._ending and self.is_ready:
@@ -112,14 +121,13 @@ class TransactionalOutbox:
 
     def _begin(self, now: float, wait: float) -> None:
         """Begin a transaction with what waits."""
-        if not self._waiting:
+        if not self._waiting and now >= self._doubtful_until:
             self.trouble = None  # what failed was dropped with its partitions
         if not self._waiting or now < self._again_at:
             self._client.poll(0 if self._waiting else wait)
             return
-        self._now = now
         self._began = time.perf_counter()
-        chosen = self._waiting[: 1 if self._refusals.alone else _MOST_OUTCOMES]
+        chosen = self._waiting[: 1 if self._refusals.alone else self._portion.outcomes]
         marks = {Partition(o.record.topic, o.record.partition): o.record.offset + 1 for o in chosen}
         self._ending = self._transaction(chosen, marks, self.notes(marks))
         self._patience.begin(self._ending.run, self._timeout * _PATIENCE)
@@ -136,7 +144,8 @@ class TransactionalOutbox:
         except ck.KafkaException as error:
             self._failed(error.args[0], now)
             return
-        self.settled_in.append(self._patience.value - self._began)
+        self.settled_in.append(took := self._patience.value - self._began)
+        self._portion.ended(took)
         chosen, self._ending = ended.outcomes, None
         del self._waiting[: len(chosen)]
         self._refusals.settled(chosen)
@@ -146,7 +155,7 @@ class TransactionalOutbox:
             self._committed[Partition(record.topic, record.partition)] = record.offset + 1
             if outcome.failure is not None and self._terms.has_dead_letter(outcome):
                 self.dead_letters.append(outcome.failure.code)
-        self.trouble, self._pause = None, 0.1
+        self.trouble, self._pause = None, _FIRST_PAUSE
         self._closed += chosen
 
     @property
@@ -198,14 +207,17 @@ class TransactionalOutbox:
     def _failed(self, error: Any, now: float) -> None:
         """Decide what a failed transaction means; afterwards nothing of it is visible, or its end is looked up."""
         self.trouble = f"a transaction failed: {error.str()}"
-        self._again_at, self._pause = now + self._pause, min(self._pause * 1.5, 5.0)
-        if error.code() in _FENCED and time.perf_counter() - self._began < self._timeout * 0.9:
+        self._again_at = now + self._next_pause()
+        is_overdue = time.perf_counter() - self._began >= self._timeout * _OVERDUE
+        if error.code() in _FENCED and not is_overdue:
             raise KafkaFatalError(
                 f"another worker uses the transactional id {self._config['transactional.id']!r} and has fenced this "
                 f"one ({error.str()}); give each worker its own delivery.transactional_id"
             )
         # Fenced after so long it is by the coordinator, which has given the transaction up: nobody else need be there.
         ended, self._ending = self._ending, None
+        if is_overdue and ended is not None:
+            self._take_less(len(ended.outcomes), now)
         refused = ended is not None and bool(ended.reports)
         if refused or (error.txn_requires_abort() and error.code() != ck.KafkaError._TIMED_OUT):
             try:
@@ -222,27 +234,54 @@ class TransactionalOutbox:
             return
         self._replace_producer(rewind=True)
 
+    def _take_less(self, tried: int, now: float) -> None:
+        """Try again with fewer outcomes; until one transaction has succeeded, or none is due for long, all is not well.
+
+        An outage looks the same from here, and costs a few small transactions after it.
+        """
+        self._portion.overdue(tried)
+        self._doubtful_until = now + 2 * self._timeout
+        self.trouble = (
+            f"{self.trouble}; it had {tried} outcomes and was not through in delivery.transaction_timeout_ms, the next "
+            f"has {self._portion.outcomes} at most: where the brokers are well a slow link or a quota holds it up"
+        )
+
+    def _next_pause(self) -> float:
+        """Return how long to wait before the next try; the one after it comes later."""
+        pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST_PAUSE)
+        return pause
+
     def _replace_producer(self, *, rewind: bool) -> None:
         """Start over with the same id: what the old producer may still have under way is fenced."""
         self._client, self._has_begun = None, False
         self._is_in_doubt = self._is_in_doubt or rewind
-        self._client = ck.Producer(self._config, logger=self._logger)
         self._begin_anew(_BEGIN_SECONDS)
 
     def _begin_anew(self, seconds: float) -> None:
-        """Fence what came before; in an outage it is tried again for as long as that takes.
+        """Fence what came before; in an outage, or without the right to the id, it is tried again and again.
 
         The committed offsets are final only afterwards: before, a late commit of the old producer may still come.
         """
+        if self._client is None:
+            self._client = ck.Producer(self._config, logger=self._logger)
         try:
             with leave_within(seconds * 3 + _START_SECONDS, KafkaFatalError.exit_code):
                 self._client.init_transactions(seconds)
         except ck.KafkaException as error:
-            cause = error.args[0]
-            said = f"the transactional producer {self._config['transactional.id']!r} cannot start: {cause.str()}"
-            if not (cause.retriable() or cause.code() == ck.KafkaError._TIMED_OUT):
-                raise KafkaFatalError(said) from error
+            self._not_begun(error)
+        else:
+            self._has_begun, self._is_forbidden = True, False
+            self.must_rewind, self._is_in_doubt = self.must_rewind or self._is_in_doubt, False
+
+    def _not_begun(self, error: ck.KafkaException) -> None:
+        """Decide what it means that the producer has not begun: it goes on by itself, is made anew, or ends the run."""
+        cause = error.args[0]
+        said = f"the transactional producer {self._config['transactional.id']!r} cannot start: {cause.str()}"
+        self._is_forbidden = cause.code() in _FORBIDDEN
+        if self._is_forbidden:  # for the client an error for good; an operator may grant the right again
+            self.trouble = f"{said.rstrip('.')}; grant Write on this transactional id, as forebay acls says"
+            self._client, self._anew_at = None, self._now + self._next_pause()
+        elif cause.retriable() or cause.code() == ck.KafkaError._TIMED_OUT:
             self.trouble = said  # the next call goes on with the same request
         else:
-            self._has_begun = True
-            self.must_rewind, self._is_in_doubt = self.must_rewind or self._is_in_doubt, False
+            raise KafkaFatalError(said) from error

@@ -27,6 +27,19 @@ def unreachable(servers: str, why: str | None) -> str:
     return told if cause in (CLOSED_AT_ONCE, SILENT) else f"{told}: {mend(servers)}"
 
 
+def is_about_tls(why: str) -> bool:
+    """Whether a connection failed in TLS: an alert of the other side reaches the client as a mere failure to read."""
+    return "SSL routines" in why
+
+
+def login_refused(why: str) -> str:
+    """Say that brokers do not let a client in, or that it does not trust them, and the mend."""
+    return (
+        f"the login or TLS fails ({plain_cause(why)}); if this worker's password or certificate was changed or has "
+        "expired, start it again with the new one"
+    )
+
+
 def mend(servers: str) -> str:
     """Say how to get a Kafka to answer at `servers`."""
     command = broker_command(servers)
@@ -53,7 +66,7 @@ def plain_cause(why: str) -> str:
     cause = re.sub(r"^Failed to resolve '[^']*': .*", "the name does not resolve", cause)
     if any(vague in cause for vague in _VAGUE):
         return NO_ANSWER
-    return cause[:1].lower() + cause[1:]
+    return cause if cause[1:2].isupper() else cause[:1].lower() + cause[1:]  # SSL and SASL stay as they are
 
 
 def topic_missing(topic: str, servers: str) -> str:
