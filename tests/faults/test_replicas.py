@@ -75,7 +75,10 @@ def test_a_replica_that_is_killed_or_frozen_under_load_is_replaced_and_nobody_no
     total = 10_000
     job.send(ask(n) for n in range(total))
     worker = job.start(
-        batch__max_batch_size=16, model__options={"seconds": 0.004}, inference__execution_timeout_ms=1500
+        batch__max_batch_size=16,
+        model__options={"seconds": 0.004},
+        inference__execution_timeout_ms=1500,
+        inference__start_method="spawn",  # it takes long enough to be seen
     )
     gone: list[psutil.Process] = []
     for number, wave in ((signal.SIGKILL, 1_000), (signal.SIGSTOP, 3_000)):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,10 +15,12 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
-from forebay.inference import forking
+from forebay.inference import forking, transports
 from forebay.inference.assembly import build_pool
 from forebay.inference.forkserver import SERVER, Forked, ForkServer, can_fork
 from forebay.inference.pool import Pool
@@ -23,6 +28,7 @@ from forebay.inference.replicas import State
 from forebay.inference.transports import ProcessTransport
 from forebay.settings import Batch, Delivery, Inference, ModelSettings
 from tests.kafka_probe import is_gone
+from tests.models import Double
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="there is no fork server on this system")
 
@@ -43,6 +49,60 @@ def pool() -> Iterator[Pool]:
     collect(pool, lambda: pool.ready)
     yield pool
     pool.stop()
+
+
+class Draws(Double):
+    """Says which random numbers its process draws."""
+
+    def load(self, device: torch.device) -> None:
+        super().load(device)
+        drawn = [torch.rand(1).item(), float(np.random.rand()), random.random()]
+        (Path(os.environ["DRAWN"]) / str(os.getpid())).write_text(json.dumps(drawn))
+
+
+class Clings(Double):
+    """Does not want to die with its parent."""
+
+    def load(self, device: torch.device) -> None:
+        super().load(device)
+        ctypes.CDLL(None).prctl(1, 0)
+
+
+def test_no_two_replicas_draw_the_same_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAWN", str(tmp_path))
+    monkeypatch.setattr(transports, "SERVER", ForkServer())  # it has the environment of this test
+    model = ModelSettings(name="double", factory="tests.inference.test_forkserver:Draws")
+    pool = build_pool([model], (Inference(replicas=2), Batch(), Delivery()), [Path.cwd()], count(1))
+    try:
+        collect(pool, lambda: pool.ready)
+        one, other = (json.loads(path.read_text()) for path in tmp_path.iterdir())
+        assert all(a != b for a, b in zip(one, other, strict=True))
+    finally:
+        pool.stop()
+
+
+def test_a_replica_that_does_not_die_with_its_server_is_killed() -> None:
+    model = ModelSettings(name="double", factory="tests.inference.test_forkserver:Clings")
+    pool = build_pool([model], (Inference(), Batch(), Delivery()), [Path.cwd()], count(1))
+    try:
+        collect(pool, lambda: pool.ready)
+        clinging, killed = process_of(pool), server(pool)
+        clinging.suspend()  # as in a long forward: it does not notice
+        killed.kill()
+        killed.wait(60)
+        assert not is_gone(clinging)
+        assert next(iter(pool.of("double"))).transport.kill()
+        assert is_gone(clinging)
+    finally:
+        pool.stop()
+
+
+def test_where_descriptors_of_processes_are_forbidden_there_is_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert not can_fork()
 
 
 def test_processes_may_each_have_an_interpreter_of_their_own() -> None:
@@ -142,7 +202,8 @@ def test_a_process_that_nobody_wants_any_more_is_not_forked_and_no_signal_distur
         [importing] = set(psutil.Process().children()) - before
         of_a_group = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         while not all(ignored(importing) & 1 << number - 1 for number in of_a_group):
-            assert not is_gone(importing)
+            for number in of_a_group:
+                importing.send_signal(number)
             time.sleep(0.01)
         for number in of_a_group:
             importing.send_signal(number)

@@ -66,6 +66,10 @@ class Server:
             return False
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
+        if len(descriptors) < 3:  # none is to be had any more; the loop is told by the status that is closed
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return True
         first, second, status = descriptors
         self._fork(asked.decode(), (first, second), socket.socket(fileno=status))
         os.close(first)
@@ -74,17 +78,21 @@ class Server:
 
     def _fork(self, kind: str, given: tuple[int, int], status: socket.socket) -> None:
         parent = os.getpid()
+        pid = -1
         try:
             pid = os.fork()
+            if pid == 0:
+                self._become(kind, given, status, parent)
+            child = _Child(pid, os.pidfd_open(pid), status)
         except OSError as error:
             print(f"forebay: a process cannot be forked: {error}", file=sys.stderr, flush=True)
+            if pid > 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             with contextlib.suppress(OSError):
                 status.send(STATUS.pack(EXITED, EXIT_CANNOT_FORK))
             status.close()
             return
-        if pid == 0:
-            self._become(kind, given, status, parent)
-        child = _Child(pid, os.pidfd_open(pid), status)
         self._children |= {status.fileno(): child, child.pidfd: child}
         self._poller.register(status, 0)  # says only that the loop has let go of it
         self._poller.register(child.pidfd, select.POLLIN)
@@ -117,6 +125,9 @@ class Server:
                 os.close(child.pidfd)
             np.random.seed()  # a model may use it, and all children would draw the same
             self._runs[kind](*given)
+        except SystemExit as wish:  # the model's
+            sys.stdout.flush()
+            os._exit(wish.code if isinstance(wish.code, int) else 1)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 
+from forebay.inference.processes import signals_held
+
 FORKED, EXITED = b"F", b"X"
 STATUS = struct.Struct("!ci")
 """What the server says of a child: FORKED with its process id and its pidfd beside it, EXITED with its exit code."""
@@ -26,8 +28,14 @@ _END_SECONDS = 0.2
 
 
 def can_fork() -> bool:
-    """Whether this system has what the server needs."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    """Whether this system has what the server needs; a container may forbid it."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 class Forked:
@@ -91,16 +99,31 @@ class Forked:
         return not select.select([self._status], [], [], _TOLD_SECONDS)[0]
 
     def _hear(self, told: bytes, descriptors: list[int]) -> None:
-        if len(told) < STATUS.size:  # the server is gone, and what it has forked ends with it
+        if len(told) < STATUS.size:  # the server is gone
             code = self._server.poll()
+            self._see_to_its_end()
             self._end(-signal.SIGKILL if self.pid is not None or not code else code)
             return
         kind, number = STATUS.unpack(told)
         if kind == EXITED:
             self._end(number)
             return
-        self.pid, self._pidfd = number, descriptors[0]
+        self.pid = number
+        if not descriptors:  # this process has none to spare: what it cannot kill it lets go, and the server kills it
+            self._end(-signal.SIGKILL)
+            return
+        self._pidfd = descriptors[0]
         os.set_inheritable(self._pidfd, False)
+
+    def _see_to_its_end(self) -> None:
+        """Kill what a server has left: the kernel does not where the model has put that off."""
+        if self._pidfd is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        select.select([self._pidfd], [], [], _TOLD_SECONDS)
+        with contextlib.suppress(ChildProcessError):  # where this is the first process of a container it is its child
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
     def _end(self, code: int) -> None:
         self.returncode = code
@@ -139,7 +162,7 @@ class ForkServer:
             self._start()
         try:
             child = self._ask(kind, descriptors)
-        except OSError:  # it ended a moment ago
+        except ConnectionError:  # it ended a moment ago
             self._start()
             child = self._ask(kind, descriptors)
         self._children = [*(one for one in self._children if one.poll() is None), child]
@@ -150,7 +173,12 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", self._module, str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            try:
+                with signals_held():
+                    self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            except OSError:
+                ours.close()
+                raise
         self._control = ours
 
     def _ask(self, kind: str, descriptors: tuple[int, int]) -> Forked:

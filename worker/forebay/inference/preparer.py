@@ -148,4 +148,5 @@ def run(connection: int, memory: int) -> NoReturn:
     """Be a preparer, with the descriptors of its connection and of its staging memory."""
     name_process("forebay-prepare")
     torch.set_num_threads(1)
+    torch.default_generator.seed()  # as a replica
     be_a_process(partial(serve, begin=begin), connection, memory)

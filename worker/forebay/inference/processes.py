@@ -13,20 +13,32 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+_OF_A_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 Serve = Callable[[Connection, mmap.mmap], int]
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold them back: a process that is started meanwhile has none before it ignores them, this one has them behind."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def ignore_signals() -> None:
     """Ignore what a terminal or an orchestrator sends to the whole group: the loop decides when this ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _OF_A_GROUP:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
 
 
 def die_with_parent(parent: int) -> None:

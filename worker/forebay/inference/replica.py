@@ -174,6 +174,7 @@ def run(connection: int, memory: int) -> NoReturn:
     """Be a replica, with the descriptors of its connection and of its staging memory."""
     failpoints.arm_from_environment()
     name_process("forebay-replica")
+    torch.default_generator.seed()  # else what is forked of one server draws the same
     be_a_process(partial(serve, begin=_begin_and_freeze), connection, memory)
 
 

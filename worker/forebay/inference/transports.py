@@ -19,6 +19,7 @@ from typing import Protocol
 
 from forebay.inference.forkserver import SERVER, Forked, can_fork
 from forebay.inference.messages import Run, Start, decode_to_replica, encode
+from forebay.inference.processes import signals_held
 
 _EXIT_GRACE_SECONDS = 2.0
 _HUNG_UP_SECONDS = 1.0
@@ -106,7 +107,8 @@ class ProcessTransport(_Connected):
             return SERVER.fork(self._kind, (child, self._memory_descriptor))
         command = [sys.executable, "-m", "forebay.inference.processes", self._kind]
         command += [str(child), str(self._memory_descriptor), str(os.getpid())]
-        return subprocess.Popen(command, pass_fds=(child, self._memory_descriptor), stdin=subprocess.DEVNULL)
+        with signals_held():
+            return subprocess.Popen(command, pass_fds=(child, self._memory_descriptor), stdin=subprocess.DEVNULL)
 
     @property
     def pid(self) -> int | None:
