@@ -96,7 +96,7 @@ class Forked:
         ready = [descriptor for descriptor, _ in poller.poll(None if seconds is None else seconds * 1000)]
         if self._pidfd not in ready or self._status.fileno() in ready:
             return False
-        return not select.select([self._status], [], [], _TOLD_SECONDS)[0]
+        return not _becomes_readable(self._status.fileno(), _TOLD_SECONDS)
 
     def _hear(self, told: bytes, descriptors: list[int]) -> None:
         if len(told) < STATUS.size:  # the server is gone
@@ -121,7 +121,7 @@ class Forked:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        select.select([self._pidfd], [], [], _TOLD_SECONDS)
+        _becomes_readable(self._pidfd, _TOLD_SECONDS)
         with contextlib.suppress(ChildProcessError):  # where this is the first process of a container it is its child
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
@@ -131,6 +131,12 @@ class Forked:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+
+def _becomes_readable(descriptor: int, seconds: float) -> bool:
+    poller = select.poll()  # select() itself knows only the first thousand descriptors
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
 
 
 class ForkServer:
