@@ -48,6 +48,7 @@ def test_one_is_singular_and_everything_else_plural() -> None:
         ),
         (KafkaError(KafkaError._TRANSPORT).str(), "no answer in time"),
         (CLOSED_AT_ONCE, CLOSED_AT_ONCE),
+        ("127.0.0.1:31733/bootstrap: Send failed: Broken pipe (after 0ms in state APIVERSION_QUERY)", CLOSED_AT_ONCE),
     ],
 )
 def test_a_cause_loses_the_wrapping_of_the_client_library(said: str, cause: str) -> None:

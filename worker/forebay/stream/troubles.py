@@ -64,6 +64,8 @@ def plain_cause(why: str) -> str:
     cause = re.sub(r"^\S+:\d+/\w+: ", "", cause)
     cause = re.sub(r"^Connect to \S+ failed: ", "", cause)
     cause = re.sub(r"^Failed to resolve '[^']*': .*", "the name does not resolve", cause)
+    if re.match(r"^Send failed: (Broken pipe|Connection reset by peer)", cause):  # closed before it had said a word
+        return CLOSED_AT_ONCE
     if any(vague in cause for vague in _VAGUE):
         return NO_ANSWER
     return cause if cause[1:2].isupper() else cause[:1].lower() + cause[1:]  # SSL and SASL stay as they are
