@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -68,6 +71,34 @@ class Clings(Double):
         ctypes.CDLL(None).prctl(1, 0)
 
 
+class Breeds(Double):
+    """Has a child that holds all that it holds, as a data loader's worker does, and outlives it."""
+
+    def load(self, device: torch.device) -> None:
+        super().load(device)
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_the_end_of_a_replica_is_noticed_while_its_children_hold_its_socket(start_method: Any) -> None:
+    model = ModelSettings(name="double", factory="tests.inference.test_forkserver:Breeds")
+    pool = build_pool([model], (Inference(start_method=start_method), Batch(), Delivery()), [Path.cwd()], count(1))
+    children: list[psutil.Process] = []
+    try:
+        collect(pool, lambda: pool.ready)
+        process = process_of(pool)
+        assert (process.ppid() == os.getpid()) is (start_method == "spawn")
+        children = process.children()
+        process.kill()
+        collect(pool, lambda: pool.restarts == 1)
+        assert [is_gone(child) for child in children] == [False]
+        assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"]
+    finally:
+        for child in children:
+            child.kill()
+        pool.stop()
+
+
 def test_no_two_replicas_draw_the_same_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWN", str(tmp_path))
     monkeypatch.setattr(transports, "SERVER", ForkServer())  # it has the environment of this test
@@ -105,19 +136,6 @@ def test_where_descriptors_of_processes_are_forbidden_there_is_no_fork_server(mo
     assert not can_fork()
 
 
-def test_processes_may_each_have_an_interpreter_of_their_own() -> None:
-    model = ModelSettings(name="double", factory="tests.models:Double")
-    pool = build_pool([model], (Inference(start_method="spawn"), Batch(), Delivery()), [Path.cwd()], count(1))
-    try:
-        collect(pool, lambda: pool.ready)
-        assert process_of(pool).ppid() == os.getpid()
-        process_of(pool).kill()
-        collect(pool, lambda: pool.restarts == 1)
-        assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"]
-    finally:
-        pool.stop()
-
-
 def collect(pool: Pool, until: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not until():
@@ -136,6 +154,11 @@ def server(pool: Pool) -> psutil.Process:
     return psutil.Process(process_of(pool).ppid())
 
 
+def oom_score(process: psutil.Process) -> int:
+    """Return how much sooner than by its memory the kernel ends a process when there is none left."""
+    return int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
+
+
 def lost(pool: Pool) -> list[str]:
     return [str(notice.fields["why"]) for notice in pool.notices if notice.event == "replica_lost"]
 
@@ -145,6 +168,8 @@ def test_a_replica_that_was_killed_is_forked_anew_and_its_end_is_told(pool: Pool
     assert first.name() == "forebay-replica"
     assert server(pool).name() == "forebay-forks"
     assert first.ppid() == other.ppid() == server(pool).pid
+    assert oom_score(first) == min(oom_score(server(pool)) + 500, 1000)
+    assert oom_score(server(pool)) == oom_score(psutil.Process())
     first.kill()
     collect(pool, lambda: pool.restarts == 1 and pool.ready)
     assert [why.split(", ")[-1] for why in lost(pool)] == ["it was ended by signal 9"]
@@ -152,6 +177,23 @@ def test_a_replica_that_was_killed_is_forked_anew_and_its_end_is_told(pool: Pool
     assert process_of(pool).pid != first.pid
     assert process_of(pool, 1).pid == other.pid
     assert process_of(pool).ppid() == other.ppid()
+
+
+def test_without_a_free_file_descriptor_a_replica_is_down_until_there_are_some_again(pool: Pool) -> None:
+    first, other = process_of(pool), process_of(pool, 1)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, before[1]))
+        os.kill(first.pid, signal.SIGKILL)
+        collect(pool, lambda: pool.restarts == 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [why.split(", ")[-1].split(";")[0] for why in lost(pool)] == [
+        "it was ended by signal 9",
+        *["it cannot be started: Too many open files"] * 2,
+    ]
+    collect(pool, lambda: pool.ready)
+    assert process_of(pool, 1).pid == other.pid
 
 
 def test_replicas_end_with_their_server_and_a_new_one_forks_the_next(pool: Pool) -> None:

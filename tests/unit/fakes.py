@@ -28,6 +28,7 @@ class FakeReplica:
         self.alive = False
         self.can_be_killed = True
         self.hears = True
+        self.cannot_start: OSError | None = None
         self.started: Start
         self.jobs: deque[Run] = deque()
         self.skips: list[tuple[int, list[int]]] = []
@@ -38,6 +39,8 @@ class FakeReplica:
 
     def launch(self) -> None:
         self.launches += 1
+        if self.cannot_start is not None:
+            raise self.cannot_start
         self.alive = self.hears = True
         self.jobs.clear()
         self.answers.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from itertools import count
 from math import inf
@@ -327,6 +328,47 @@ def test_replicas_that_die_again_and_again_end_the_worker() -> None:
     scene.fakes[0].die()
     with pytest.raises(DeviceLostError, match="4 times"):
         scene.collect(60)
+
+
+def test_a_replica_that_cannot_be_started_again_is_tried_later_and_so_is_what_it_held() -> None:
+    """Without a free file descriptor the worker ended with an internal error."""
+    scene = Scene(2, max_restarts=9)
+    dying, other = scene.fakes
+    scene.submit("a")
+    for fake in scene.fakes:
+        fake.cannot_start = OSError(errno.EMFILE, "Too many open files")
+    dying.die()
+    for _ in range(5):
+        scene.collect(2)
+    assert (dying.launches, scene.pool.ready, scene.pool.ready_count()) == (4, False, 1)  # after 0, 1, 2 and 4 seconds
+    assert [one.event for one in scene.pool.notices][2:] == ["replica_lost"] * 4
+    assert "Too many open files; raise the worker's limit" in str(scene.pool.notices[-1].fields["why"])
+    other.finish()
+    assert len(scene.collect()) == 1
+    for fake in scene.fakes:
+        fake.cannot_start = None
+    scene.collect(30)
+    dying.get_ready()
+    scene.collect()
+    assert scene.pool.ready
+
+
+def test_a_worker_whose_replicas_cannot_be_started_any_more_ends_with_the_reason() -> None:
+    scene = Scene(max_restarts=3)
+    scene.fakes[0].cannot_start = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    scene.fakes[0].die()
+    for _ in range(3):  # it dies, and two starts fail
+        scene.collect(30)
+    with pytest.raises(DeviceLostError, match=r"4 times .* temporarily unavailable; raise the limit of processes"):
+        scene.collect(30)
+
+
+def test_a_first_start_for_which_there_is_nothing_left_is_told_in_a_sentence() -> None:
+    scene = Scene(ready=False)
+    scene.pool.stop()
+    scene.fakes[0].cannot_start, scene.fakes[0].alive = OSError(errno.EMFILE, "Too many open files"), False
+    with pytest.raises(ModelError, match=r"it cannot be started: Too many open files; raise .*ulimit -n"):
+        scene.pool.launch(0.0)
 
 
 def test_a_finished_batch_forgives_the_crashes_before_it() -> None:

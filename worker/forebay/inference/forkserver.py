@@ -50,6 +50,10 @@ class Forked:
         self.was_refused = False
         status.setblocking(False)
 
+    def fileno(self) -> int:
+        """Return what becomes readable when there is news of it: it was forked, or has ended."""
+        return self._status.fileno()
+
     def poll(self) -> int | None:
         """Return its exit code, negative for a signal's number; None while it lives or is not forked yet."""
         while self.returncode is None:

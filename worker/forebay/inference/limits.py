@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 
 from forebay.inference.messages import Checked, Ready, Stage
+
+_MENDS = {
+    errno.EMFILE: "raise the worker's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or the container's)",
+    errno.ENOMEM: "there is too little memory",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +62,9 @@ def on_checked(kind: str, name: str, model: str, checked: Checked) -> Notice:
     if checked.wrong or checked.failed:
         fields |= {kind: name, "why": checked.wrong or checked.failed}
     return Notice(f"{kind}_checked", model, fields)
+
+
+def cannot_start(error: OSError) -> str:
+    """Say why a replica or preparer cannot be started, with the mend."""
+    mend = _MENDS.get(error.errno or 0)
+    return f"it cannot be started: {error.strerror or error}" + (f"; {mend}" if mend else "")

@@ -15,7 +15,7 @@ from itertools import count
 from forebay import failpoints
 from forebay.errors import DeviceLostError, ModelError
 from forebay.inference.leftovers import Leftovers
-from forebay.inference.limits import Limits, Notice, on_checked, on_ready, on_stage
+from forebay.inference.limits import Limits, Notice, cannot_start, on_checked, on_ready, on_stage
 from forebay.inference.messages import Checked, Done, Failed, Ready, Stage
 from forebay.inference.replicas import Finished, Replica, State, finished
 from forebay.inference.soundness import Soundness
@@ -53,9 +53,9 @@ class Pool:
         self.shares: dict[str, float] = {}
 
     def launch(self, now: float) -> None:
-        """Start every replica; `collect` brings them up."""
+        """Start every replica; `collect` brings them up. Raises ModelError where nothing more can be started."""
         for replica in self._replicas:
-            self.succession.launch(replica, now)
+            self._launch(replica, now)
 
     @property
     def ready(self) -> bool:
@@ -109,7 +109,7 @@ class Pool:
         if (
             wait > 0
             and not self.leftovers.has_poisoned
-            and not any(self._answers_at_once(replica) for replica in self._replicas)
+            and not any(replica.answers_at_once for replica in self._replicas)
         ):
             if wait < 0.001:  # poll counts in milliseconds, and rounds up
                 time.sleep(wait)
@@ -118,7 +118,7 @@ class Pool:
         for replica in self._replicas:
             if replica.state is State.DOWN:
                 if now >= replica.relaunch_at:
-                    self.succession.launch(replica, now)
+                    self._launch(replica, now)
             else:
                 self._listen(replica, now, back)
         if self.succession:
@@ -127,11 +127,6 @@ class Pool:
         if self.leftovers:
             self._run_again(now)
         return back + self.leftovers.poisoned()
-
-    def _answers_at_once(self, replica: Replica) -> bool:
-        if replica.state is State.DOWN or replica.transport.descriptor() is not None:
-            return False
-        return replica.state is State.STARTING or bool(replica.running)
 
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Forget the suspects that `unwanted` picks; what a replica is running comes back all the same."""
@@ -200,6 +195,12 @@ class Pool:
     def of(self, model: str) -> Iterator[Replica]:
         """Yield the replicas of a model, those that retire among them."""
         return (replica for replica in self._replicas if replica.model == model)
+
+    def _launch(self, replica: Replica, now: float) -> None:
+        try:
+            self.succession.launch(replica, now)
+        except OSError as error:  # no process, no descriptor, no memory to be had: perhaps later
+            self._lost(replica, now, cannot_start(error))
 
     def _submit(self, replica: Replica, batch: Batch, now: float) -> None:
         try:

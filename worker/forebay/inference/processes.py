@@ -15,11 +15,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NoReturn
 
 _OF_A_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+
+_EXPENDABLE = 500
+"""As if a process had half of the memory more than it has, out of a thousand: the machine's, or the container's."""
 
 Serve = Callable[[Connection, mmap.mmap], int]
 
@@ -55,8 +59,16 @@ def name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
+def be_expendable() -> None:
+    """Let the kernel end this process before the loop and the fork server where memory runs out: it is replaced."""
+    with contextlib.suppress(OSError):  # not Linux, or forbidden
+        path = Path("/proc/self/oom_score_adj")
+        path.write_text(str(min(int(path.read_text()) + _EXPENDABLE, 1000)))  # more needs no right, less does
+
+
 def be_a_process(serve: Serve, connection: int, memory: int) -> NoReturn:
     """Serve the loop with the descriptors of a connection and of the staging memory, until it hangs up; then exit."""
+    be_expendable()
     mapped = mmap.mmap(memory, os.fstat(memory).st_size)
     code = serve(Connection(connection), mapped)
     with contextlib.suppress(OSError):

@@ -116,6 +116,13 @@ class Replica:
         """Whether a batch can be staged, to run now or next."""
         return self.state is State.READY and self._staging.free > 0 and self.doubt is None
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether its answer is there already, and nothing is to be waited for."""
+        if self.state is State.DOWN or self.transport.descriptor() is not None:
+            return False
+        return self.state is State.STARTING or bool(self.running)
+
     def launch(self, now: float) -> None:
         """Start it; the model loads in the background."""
         self._staging.reset()

@@ -51,8 +51,12 @@ class Succession:
             self._fail(successors, f"it cannot be started: {error}")
 
     def launch(self, replica: Replica, now: float) -> None:
-        """Start a replica and let its messages wake the loop."""
-        replica.launch(now)
+        """Start a replica and let its messages wake the loop. Raises OSError where that cannot be had."""
+        try:
+            replica.launch(now)
+        except OSError:
+            replica.transport.kill()
+            raise
         descriptor = replica.transport.descriptor()
         if descriptor is not None:
             self._poller.register(descriptor, select.POLLIN)

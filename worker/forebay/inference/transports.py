@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -45,6 +46,16 @@ class _Connected:
     def __init__(self) -> None:
         self._connection: Connection | None = None
         self._hung_up = False
+        self._news = select.poll()
+
+    def _connect(self, ours: socket.socket, ending: int | None = None) -> None:
+        """Begin to listen; `ending` becomes readable when the replica has ended: its children may hold its socket."""
+        self._connection = Connection(ours.detach())
+        self._hung_up = False
+        self._news = select.poll()
+        for descriptor in (self._connection.fileno(), ending):
+            if descriptor is not None:
+                self._news.register(descriptor, select.POLLIN)
 
     def send(self, message: bytes) -> None:
         """Send a message; raises OSError where the replica is gone."""
@@ -54,11 +65,27 @@ class _Connected:
     def receive(self) -> bytes | None:
         """Return a message if one is there; raises EOFError where the replica is gone."""
         assert self._connection is not None
+        ready = self._news.poll(0)
+        if not ready and not self._has_ended:
+            return None
         try:
-            return self._connection.recv_bytes() if self._connection.poll() else None
+            if any(descriptor == self._connection.fileno() for descriptor, _ in ready):
+                return self._connection.recv_bytes()
+            if (how := self.gone()) is not None:
+                raise EOFError(how)
         except (EOFError, OSError):
             self._hung_up = True
             raise
+        return None
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether it is known by now that the replica has ended; asks nobody."""
+        return False
+
+    def gone(self) -> str | None:
+        """Say how the replica ended; None while it lives."""
+        raise NotImplementedError
 
     def descriptor(self) -> int | None:
         """Return what becomes readable with the next message."""
@@ -83,12 +110,14 @@ class ProcessTransport(_Connected):
         self._memory_descriptor = memory_descriptor
         self._kind = kind
         self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._pidfd: int | None = None
         self._was_killed = False
         self._forks = can_fork() and not spawned
         self._entered = False
 
     def launch(self) -> None:
-        """Start the process."""
+        """Start the process. Raises OSError where no process or descriptor is to be had."""
+        self._process = None
         ours, theirs = socket.socketpair()
         if self._forks and not self._entered:
             SERVER.enter()
@@ -99,8 +128,16 @@ class ProcessTransport(_Connected):
             except OSError:
                 ours.close()
                 raise
-        self._connection = Connection(ours.detach())
-        self._hung_up = self._was_killed = False
+        self._was_killed = False
+        self._connect(ours, self._ending(self._process))
+
+    def _ending(self, process: subprocess.Popen[bytes] | Forked) -> int | None:
+        if isinstance(process, Forked):
+            return process.fileno()
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # then only the socket tells
+                self._pidfd = os.pidfd_open(process.pid)
+        return self._pidfd
 
     def _start(self, child: int) -> subprocess.Popen[bytes] | Forked:
         if self._forks:
@@ -116,6 +153,17 @@ class ProcessTransport(_Connected):
         if isinstance(self._process, Forked):
             self._process.poll()
         return self._process.pid if self._process else None
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
+
+    def hang_up(self) -> None:
+        """Let the process end by itself once it has nothing to do; waits for nothing."""
+        super().hang_up()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def gone(self) -> str | None:
         """Say how the process ended; None while it lives, and where it was ended from here."""
@@ -162,7 +210,7 @@ class ThreadTransport(_Connected):
         from forebay.inference.replica import serve
 
         ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
+        self._connect(ours)
         far_end = Connection(theirs.detach())
 
         def run() -> None:
