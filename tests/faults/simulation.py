@@ -23,7 +23,7 @@ import confluent_kafka as ck
 import forebay.inference.assembly
 import forebay.inference.cores
 import forebay.stream.patience
-import forebay.stream.transactions
+import forebay.stream.transactional_producer
 import forebay.worker
 from forebay import failpoints
 from forebay.errors import DeviceLostError
@@ -497,7 +497,7 @@ def _on_stage(run: Run) -> Iterator[None]:
         (forebay.inference.assembly, "InlineTransport", run.make_transport),
         (forebay.inference.cores, "cores", lambda _: 2),  # it reads the control group's files
         (forebay.worker, "leave_within", no_watchdog),
-        (forebay.stream.transactions, "leave_within", no_watchdog),
+        (forebay.stream.transactional_producer, "leave_within", no_watchdog),
         (forebay.stream.patience.Patience, "begin", _begin_at_once),  # it starts a thread
         (forebay.stream.patience.Patience, "ended", _ended),
         *((module, "_log", _SILENT) for module in _loggers()),

@@ -31,7 +31,8 @@ class Delivery(Section):
     commit_interval_ms: int = Field(200, ge=1, description="between two commits of the low watermarks")
     transactional_id: str | None = Field(
         None,
-        description="exactly_once: stable, unique per worker; default GROUP-HOST-N with the lowest N free on the host",
+        description="exactly_once: stable, unique per worker, which also uses it with .second behind it; default "
+        "GROUP-HOST-N with the lowest N free on the host",
     )
     transaction_timeout_ms: int = Field(
         10_000, ge=1_000, description="exactly_once: after this a successor may take over from a dead worker"

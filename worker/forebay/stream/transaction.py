@@ -1,8 +1,7 @@
-"""One transaction: the offsets first, then outcomes and dead letters, then its commit; on a thread beside the loop's.
+"""One transaction: outcomes and dead letters, the offsets while these are on their way, then its commit.
 
-The offsets go first because of what the client does where the broker is still ending the transaction before this one:
-it asks again after `retry.backoff.ms` for offsets, and after a fixed 20 ms for the partitions of outcomes. All that a
-transaction needs it was given: where it is given up, it goes on by itself with its own client, which is fenced by then.
+It runs on a thread beside the loop's. All that it needs it was given: where it is given up, it goes on by itself with
+its own client, which is fenced by then.
 """
 
 from __future__ import annotations
@@ -77,11 +76,11 @@ class Transaction:
         """Begin it, fill it and commit it; return when that was done. Raises KafkaException."""
         client, seconds = self.client, self.terms.seconds
         client.begin_transaction()
-        failpoints.hit("before_transaction_offsets")
-        client.send_offsets_to_transaction(self.offsets, self.member, seconds)
         failpoints.hit("in_transaction")
         for outcome in self.outcomes:
             self._produce(outcome)
+        failpoints.hit("before_transaction_offsets")
+        client.send_offsets_to_transaction(self.offsets, self.member, seconds)
         failpoints.hit("before_transaction_commit")
         client.commit_transaction(seconds)
         failpoints.hit("after_transaction_commit")

@@ -2,7 +2,8 @@
 
 A transaction begins when the model is done and lasts for produce and commit only. It ends on a thread of its own, and
 what is finished meanwhile shares the next one. Outcomes arrive here in the order of their partition, so a transaction
-always covers a prefix and its offset says all. An abortable error is tried again with the same outcomes. Where the end
+always covers a prefix and its offset says all. Two producers take turns, one transaction at a time: the brokers may
+still be writing the markers of the one before. An abortable error is tried again with the same outcomes. Where the end
 is unknown the producer is replaced, which fences a late request of the old one, and the partitions are read again from
 the committed offsets: librdkafka lacks KIP-890.
 """
@@ -22,7 +23,7 @@ from forebay.stream.patience import Patience
 from forebay.stream.refusals import Refusals
 from forebay.stream.results import Encoder
 from forebay.stream.transaction import Portion, Terms, Transaction
-from forebay.watchdog import leave_within
+from forebay.stream.transactional_producer import Pause, TransactionalProducer
 
 _GROUP = {
     ck.KafkaError.ILLEGAL_GENERATION,
@@ -31,14 +32,14 @@ _GROUP = {
     ck.KafkaError.FENCED_INSTANCE_ID,
 }
 _FENCED = {ck.KafkaError._FENCED, ck.KafkaError.PRODUCER_FENCED, ck.KafkaError.INVALID_PRODUCER_EPOCH}
-_FORBIDDEN = {ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 _PATIENCE = 1.5  # times `transaction.timeout.ms` until a transaction is given up here; the brokers do it after one
 _OVERDUE = 0.9  # of `transaction.timeout.ms`: what failed after so long did so because it took too long
 _LONGEST_WAIT = 10.0  # of the loop itself, in seconds: it must be seen to live, however long a transaction may last
 _LOOK_SECONDS = 0.1
 _START_SECONDS = 30.0
 _BEGIN_SECONDS = 2.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_SECOND = ".second"
+"""What stands behind the worker's transactional id in that of its other producer."""
 
 
 class TransactionalOutbox:
@@ -56,17 +57,16 @@ class TransactionalOutbox:
         self._timeout = config["transaction.timeout.ms"] / 1000
         self._patience = Patience()
         self._portion = Portion(self._timeout)
-        self._client: Any = None
-        self._has_begun = self._is_in_doubt = self._is_forbidden = False
-        self._logger: logging.Logger | None = None
+        self._pause = Pause()
+        second = config | {"transactional.id": config["transactional.id"] + _SECOND}
+        self._producer, self._other = (TransactionalProducer(own, self._pause) for own in (config, second))
         self._waiting: list[Outcome] = []
         self._ending: Transaction | None = None  # it has the first of those that wait
         self._closed: list[Outcome] = []
         self._refusals = Refusals(encoder)
         self._terms = Terms(encoder, dead_letter_topic, self._refusals, self._timeout)
-        self._now = self._again_at = self._anew_at = self._began = self._doubtful_until = 0.0
+        self._now = self._again_at = self._began = self._doubtful_until = 0.0
         self._committed: dict[Partition, int] = {}
-        self._pause = _FIRST_PAUSE
         self.notes: Callable[[Mapping[Partition, int]], Mapping[Partition, str]] = lambda marks: {}
         """What the offsets of a transaction say in their metadata."""
         self.limits: dict[str, int] = {}
@@ -79,29 +79,26 @@ class TransactionalOutbox:
         self.keeps: Callable[[Record], bool] = lambda record: True
 
     def start(self, logger: logging.Logger | None = None) -> None:
-        """Make the producer and fence an earlier life of this worker.
+        """Make the producers and fence an earlier life of this worker.
 
         Raises ConfigError, KafkaFatalError, and KafkaUnavailableError where nobody answers any more.
         """
-        self._logger = logger or logging.getLogger("forebay.kafka")
-        if self.limits:
-            self._config["batch.size"] = max(min(1_000_000, *self.limits.values()) * 9 // 10, 1_024)
-        try:
-            self._client = ck.Producer(self._config, logger=self._logger)
-        except ck.KafkaException as error:
-            raise ConfigError(f"the Kafka client refuses the settings: {error.args[0].str()}") from error
+        producers = (self._producer, self._other)
+        for producer in producers:
+            if self.limits:
+                producer.config["batch.size"] = max(min(1_000_000, *self.limits.values()) * 9 // 10, 1_024)
+            producer.make(logger or logging.getLogger("forebay.kafka"))
         self._begin_anew(_START_SECONDS)
-        if self._is_forbidden:
-            raise ConfigError(self.trouble)
-        if not self._has_begun:
-            raise KafkaUnavailableError(self.trouble)
+        for producer in producers:
+            if producer.is_forbidden:
+                raise ConfigError(producer.trouble)
+            if not producer.has_begun:
+                raise KafkaUnavailableError(producer.trouble)
 
     @property
     def is_ready(self) -> bool:
-        """Whether a transaction may begin: the producer is there, and the positions are those that are committed."""
-        if not self._has_begun and self._now >= self._anew_at:
-            self._begin_anew(_BEGIN_SECONDS)
-        return self._has_begun and not self.must_rewind
+        """Whether a transaction may begin: the producers are there, and the positions are those that are committed."""
+        return self._begin_anew(_BEGIN_SECONDS) and not self.must_rewind
 
     def send(self, outcome: Outcome, now: float) -> None:
         """Let an outcome wait for the next transaction."""
@@ -124,7 +121,8 @@ class TransactionalOutbox:
         if not self._waiting and now >= self._doubtful_until:
             self.trouble = None  # what failed was dropped with its partitions
         if not self._waiting or now < self._again_at:
-            self._client.poll(0 if self._waiting else wait)
+            self._other.client.poll(0)
+            self._producer.client.poll(0 if self._waiting else wait)
             return
         self._began = time.perf_counter()
         chosen = self._waiting[: 1 if self._refusals.alone else self._portion.outcomes]
@@ -155,8 +153,10 @@ class TransactionalOutbox:
             self._committed[Partition(record.topic, record.partition)] = record.offset + 1
             if outcome.failure is not None and self._terms.has_dead_letter(outcome):
                 self.dead_letters.append(outcome.failure.code)
-        self.trouble, self._pause = None, _FIRST_PAUSE
+        self.trouble = None
+        self._pause.reset()
         self._closed += chosen
+        self._take_turns()
 
     @property
     def is_refused(self) -> bool:
@@ -187,6 +187,7 @@ class TransactionalOutbox:
         try:
             seconds = min(self._timeout * _PATIENCE, _LONGEST_WAIT)
             self._patience.call(self._transaction([], marks, notes).run, seconds)
+            self._take_turns()
         except TimeoutError as error:
             raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT, str(error))) from error
 
@@ -195,19 +196,23 @@ class TransactionalOutbox:
         self._failed(error.args[0], now)
 
     def close(self) -> None:
-        """Drop the producer; a transaction that is open is fenced by the next start or times out."""
-        self._client = None
+        """Drop the producers; a transaction that is open is fenced by the next start or times out."""
+        self._producer.client = self._other.client = None
 
     def _transaction(
         self, outcomes: list[Outcome], marks: Mapping[Partition, int], notes: Mapping[Partition, str]
     ) -> Transaction:
         offsets = [ck.TopicPartition(*place, mark, notes.get(place, "")) for place, mark in marks.items()]
-        return Transaction(self._client, outcomes, offsets, self._group_metadata(), self._terms)
+        return Transaction(self._producer.client, outcomes, offsets, self._group_metadata(), self._terms)
+
+    def _take_turns(self) -> None:
+        """Let the other producer have the next transaction: this one would wait until its markers are written."""
+        self._producer, self._other = self._other, self._producer
 
     def _failed(self, error: Any, now: float) -> None:
         """Decide what a failed transaction means; afterwards nothing of it is visible, or its end is looked up."""
         self.trouble = f"a transaction failed: {error.str()}"
-        self._again_at = now + self._next_pause()
+        self._again_at = now + self._pause.next()
         is_overdue = time.perf_counter() - self._began >= self._timeout * _OVERDUE
         if error.code() in _FENCED and not is_overdue:
             raise KafkaFatalError(
@@ -221,7 +226,7 @@ class TransactionalOutbox:
         refused = ended is not None and bool(ended.reports)
         if refused or (error.txn_requires_abort() and error.code() != ck.KafkaError._TIMED_OUT):
             try:
-                self._client.abort_transaction(min(self._timeout, _LONGEST_WAIT))
+                self._producer.client.abort_transaction(min(self._timeout, _LONGEST_WAIT))
             except ck.KafkaException:
                 # With a refused message in it, it was never committed: its outcomes may be sent again as they are.
                 self._replace_producer(rewind=not refused)
@@ -246,42 +251,17 @@ class TransactionalOutbox:
             f"has {self._portion.outcomes} at most: where the brokers are well a slow link or a quota holds it up"
         )
 
-    def _next_pause(self) -> float:
-        """Return how long to wait before the next try; the one after it comes later."""
-        pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST_PAUSE)
-        return pause
-
     def _replace_producer(self, *, rewind: bool) -> None:
-        """Start over with the same id: what the old producer may still have under way is fenced."""
-        self._client, self._has_begun = None, False
-        self._is_in_doubt = self._is_in_doubt or rewind
+        """Start over with the same id: what the old client may still have under way is fenced."""
+        self._producer.replace(in_doubt=rewind)
         self._begin_anew(_BEGIN_SECONDS)
 
-    def _begin_anew(self, seconds: float) -> None:
-        """Fence what came before; in an outage, or without the right to the id, it is tried again and again.
-
-        The committed offsets are final only afterwards: before, a late commit of the old producer may still come.
-        """
-        if self._client is None:
-            self._client = ck.Producer(self._config, logger=self._logger)
-        try:
-            with leave_within(seconds * 3 + _START_SECONDS, KafkaFatalError.exit_code):
-                self._client.init_transactions(seconds)
-        except ck.KafkaException as error:
-            self._not_begun(error)
-        else:
-            self._has_begun, self._is_forbidden = True, False
-            self.must_rewind, self._is_in_doubt = self.must_rewind or self._is_in_doubt, False
-
-    def _not_begun(self, error: ck.KafkaException) -> None:
-        """Decide what it means that the producer has not begun: it goes on by itself, is made anew, or ends the run."""
-        cause = error.args[0]
-        said = f"the transactional producer {self._config['transactional.id']!r} cannot start: {cause.str()}"
-        self._is_forbidden = cause.code() in _FORBIDDEN
-        if self._is_forbidden:  # for the client an error for good; an operator may grant the right again
-            self.trouble = f"{said.rstrip('.')}; grant Write on this transactional id, as forebay acls says"
-            self._client, self._anew_at = None, self._now + self._next_pause()
-        elif cause.retriable() or cause.code() == ck.KafkaError._TIMED_OUT:
-            self.trouble = said  # the next call goes on with the same request
-        else:
-            raise KafkaFatalError(said) from error
+    def _begin_anew(self, seconds: float) -> bool:
+        """Begin with the producers that have not begun; return whether all have. Raises KafkaFatalError."""
+        for producer in (self._producer, self._other):
+            if not producer.has_begun:
+                self.must_rewind = producer.begin(seconds, self._now) or self.must_rewind
+                if not producer.has_begun:
+                    self.trouble = producer.trouble or self.trouble
+                    return False
+        return True
