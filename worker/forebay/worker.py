@@ -171,7 +171,7 @@ class Worker:
     def _deliver(self, finished: Finished) -> None:
         failpoints.hit("before_produce")
         began = now = self._clock()
-        rows, ran = finished.batch.rows, finished.signature
+        rows, ran = finished.rows, finished.signature
         for requests, outputs in finished.results:
             for leaving in self._custody.release_all(self._encoder.results(requests, outputs, rows, ran)):
                 self._outbox.send(leaving, now)

@@ -16,8 +16,9 @@ from forebay import failpoints
 from forebay.errors import DeviceLostError, ModelError
 from forebay.inference.leftovers import Leftovers
 from forebay.inference.limits import Limits, Notice, on_checked, on_ready, on_stage
-from forebay.inference.messages import Checked, Done, Failed, Ready, Stage
-from forebay.inference.replicas import Finished, Replica, State, finished
+from forebay.inference.matching import finished
+from forebay.inference.messages import Checked, Done, Failed, Ready, Stage, Stepped
+from forebay.inference.replicas import Finished, Replica, State
 from forebay.inference.soundness import Soundness
 from forebay.inference.succession import Succession
 from forebay.records import Batch, Request, Signature
@@ -109,7 +110,7 @@ class Pool:
         if (
             wait > 0
             and not self.leftovers.has_poisoned
-            and not any(self._answers_at_once(replica) for replica in self._replicas)
+            and not any(replica.answers_at_once for replica in self._replicas)
         ):
             if wait < 0.001:  # poll counts in milliseconds, and rounds up
                 time.sleep(wait)
@@ -127,11 +128,6 @@ class Pool:
         if self.leftovers:
             self._run_again(now)
         return back + self.leftovers.poisoned()
-
-    def _answers_at_once(self, replica: Replica) -> bool:
-        if replica.state is State.DOWN or replica.transport.descriptor() is not None:
-            return False
-        return replica.state is State.STARTING or bool(replica.running)
 
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Forget the suspects that `unwanted` picks; what a replica is running comes back all the same."""
@@ -156,14 +152,14 @@ class Pool:
         return gone
 
     def expire(self, now: float) -> list[Request]:
-        """Return the requests whose deadline passed before their batch ran: a long one may run in front of it."""
+        """Return the requests whose deadline passed before their batch ran, or while their rows ran in steps."""
 
         def is_late(request: Request) -> bool:
             return request.deadline is not None and request.deadline <= now
 
         found = self.drop(is_late) if self.leftovers else []
         for replica in self._replicas:
-            if any(batch.deadline is not None and batch.deadline <= now for batch, _ in list(replica.running)[1:]):
+            if any(batch.deadline is not None and batch.deadline <= now for batch in replica.behind):
                 found += replica.answer_early(is_late)
         return found
 
@@ -218,6 +214,8 @@ class Pool:
                 elif isinstance(message, Checked):
                     if self._checked(replica, message, now):
                         return
+                elif isinstance(message, Stepped):
+                    replica.stepped(message, now)
                 elif isinstance(message, Ready):
                     self._became_ready(replica, message)
                 elif isinstance(message, Stage):
@@ -281,7 +279,7 @@ class Pool:
         self.restarts += 1
         self._stillborn += 1
         replica.deaths += 1
-        self.leftovers.lost([batch for batch, _ in replica.running], why)
+        self.leftovers.lost(replica.begun, [batch for batch, _ in replica.running], why)
         in_a_row = max(self._stillborn, replica.deaths)
         replica.down(now + min(2.0 ** (in_a_row - 2), 30.0) if in_a_row > 1 else now)
         self.notices.append(Notice(f"{self.kind}_lost", replica.model, {self.kind: replica.name, "why": why}))

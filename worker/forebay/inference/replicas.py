@@ -19,12 +19,14 @@ from forebay.inference.messages import (
     Skip,
     Stage,
     Start,
+    Stepped,
     decode_to_loop,
     encode,
 )
-from forebay.inference.staging import Staging
+from forebay.inference.progress import Progress
+from forebay.inference.staging import MARGIN, Staging, spare
 from forebay.inference.transports import Transport
-from forebay.records import Batch, Code, Failure, Output, Request, Signature, TensorShape, Timings
+from forebay.records import Batch, Failure, Output, Request, Signature, TensorShape, Timings
 
 if TYPE_CHECKING:
     from forebay.inference.soundness import Doubt
@@ -48,6 +50,7 @@ class Finished:
 
     `seconds` and `costs` are a preparer's, by index of the batch's requests: see `messages.Done`. `unsound` is why the
     model fails its own example where every request failed. `signature` is that of the replica which ran it.
+    `last_rows` are the rows of the last step, of a model that runs in steps.
     """
 
     batch: Batch
@@ -59,6 +62,12 @@ class Finished:
     costs: list[float] = field(default_factory=list)
     unsound: str = ""
     signature: Signature | None = None
+    last_rows: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows that ran together: of the batch, or of the last step."""
+        return self.last_rows or self.batch.rows
 
 
 class Replica:
@@ -78,6 +87,8 @@ class Replica:
         self.failures = 0  # canaries in a row that ended in an error
         self.deaths = 0  # since its last batch
         self.idle_since = 0.0
+        self.progress = Progress()
+        self._most_rows = 0  # that run and wait at once, of a model whose rows join what runs; 0: it runs batches
         self._staged: Signature | None = None
         self._answer: list[bytes] = []
         self._start = start
@@ -96,6 +107,8 @@ class Replica:
 
         A canary holds nobody up: what comes is staged behind it at once.
         """
+        if self._most_rows:
+            return 0.0
         expected = [batch.expected for batch, job in self.running if not job.check]
         if not expected:
             return 0.0
@@ -103,8 +116,8 @@ class Replica:
 
     @property
     def busy_since(self) -> float | None:
-        """When it began what it runs; None while it is idle."""
-        return self._since if self.running else None
+        """When it began what it runs; None while it is idle, or runs in steps: others run beside it then."""
+        return self._since if self.running and not self._most_rows else None
 
     @property
     def expected(self) -> float:
@@ -114,7 +127,30 @@ class Replica:
     @property
     def has_room(self) -> bool:
         """Whether a batch can be staged, to run now or next."""
-        return self.state is State.READY and self._staging.free > 0 and self.doubt is None
+        is_full = self._most_rows and sum([batch.rows for batch, _ in self.running]) >= self._most_rows
+        return self.state is State.READY and self._staging.free > 0 and self.doubt is None and not is_full
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether it is in the loop's own thread, and has something to say."""
+        if self.state is State.DOWN or self.transport.descriptor() is not None:
+            return False
+        return self.state is State.STARTING or bool(self.running)
+
+    @property
+    def behind(self) -> list[Batch]:
+        """The batches of which requests can still be taken out: all but the one that runs, or all where rows leave."""
+        return [batch for batch, _ in (self.running if self._most_rows else list(self.running)[1:])]
+
+    @property
+    def begun(self) -> list[Batch]:
+        """The batches that may have been begun, in order: the first one, or as many as have rows that run in steps."""
+        found: list[Batch] = []
+        for batch, _ in self.running:
+            if found and sum(one.rows for one in found) >= self._start.max_batch_size * bool(self._most_rows):
+                break
+            found.append(batch)
+        return found
 
     def launch(self, now: float) -> None:
         """Start it; the model loads in the background."""
@@ -142,8 +178,7 @@ class Replica:
 
     def checked(self, checked: Checked, now: float) -> None:
         """Take in that the canary has run."""
-        _, job = self.running.popleft()
-        assert job.number == checked.number
+        _, job = self._came_back(checked.number)
         self._since = self.idle_since = now
         self.memory = checked.memory or self.memory
         self._staging.release(job.slot)
@@ -153,9 +188,9 @@ class Replica:
         self._start.known = self._start.known or self._answer
 
     def answer_early(self, late: Callable[[Request], bool]) -> list[Request]:
-        """Return requests of batches that were not begun and are answered now; the replica is told to skip them."""
+        """Return requests that can still be taken out and are answered now; the replica is told to skip them."""
         found: list[Request] = []
-        for batch, _ in list(self.running)[1:]:
+        for batch in self.behind:
             picked = [
                 index
                 for index, request in enumerate(batch.requests)
@@ -168,7 +203,7 @@ class Replica:
                     self.transport.send(encode(Skip(batch.number, picked)))
         return found
 
-    def messages(self) -> Iterator[Ready | Failed | Done | Checked | Stage]:
+    def messages(self) -> Iterator[Ready | Failed | Done | Checked | Stage | Stepped]:
         """Yield what the replica has said. Raises EOFError where it is gone."""
         while (raw := self.transport.receive()) is not None:
             message = decode_to_loop(raw)
@@ -181,18 +216,32 @@ class Replica:
         self.state = State.READY
         self.device = ready.device
         self._answer = ready.answer
+        if ready.slots:
+            self._staging.divide(self._start)
+            self._most_rows = self._start.max_batch_size + spare(self._start.max_batch_size)
         inputs, outputs, prepared = (
             tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
             for declared in (ready.inputs, ready.outputs, ready.prepared)
         )
-        self.signature = Signature(self.model, self._start.version, inputs, outputs, ready.prepares, prepared)
+        room = self._staging.size.inputs - MARGIN if ready.slots else 0
+        self.signature = Signature(self.model, self._start.version, inputs, outputs, ready.prepares, prepared, room)
         self._staged = Signature(self.model, self._start.version, prepared, outputs) if prepared else self.signature
         return self.signature
 
+    def _came_back(self, number: int) -> tuple[Batch, Run]:
+        """Return what `number` was about, which it has no more; rows that run in steps come back in any order."""
+        found = next(pair for pair in self.running if pair[1].number == number)
+        self.running.remove(found)
+        return found
+
+    def stepped(self, stepped: Stepped, now: float) -> None:
+        """Take in how far rows that run in steps have got: it does not hang."""
+        self._since = now
+        self.progress.add(stepped)
+
     def take(self, done: Done, now: float) -> tuple[Batch, list[tuple[Part, list[Output]]]]:
         """Return the batch that `done` is about with its outputs, copied out of the slot, which is free again."""
-        batch, job = self.running.popleft()
-        assert job.number == done.number
+        batch, job = self._came_back(done.number)
         assert self.signature is not None
         self._since = self.idle_since = now
         self.memory = done.memory
@@ -236,6 +285,7 @@ class Replica:
             self.state = State.DOWN
         self.relaunch_at = relaunch_at
         self.running.clear()
+        self.progress.rows = 0
         self.doubt, self.failures = None, 0
 
     def stop(self) -> None:
@@ -243,46 +293,3 @@ class Replica:
         self.transport.stop()
         self.state = State.DOWN
         self._staging.close()
-
-
-def finished(replica: Replica, done: Done, now: float) -> Finished:
-    """Match what a replica did to the requests of the batch, by index: a later part replaces an earlier one."""
-    batch, parts = replica.take(done, now)
-    requests = batch.requests
-    timings = Timings(
-        done.stage_seconds,
-        done.forward_seconds,
-        done.total_seconds,
-        done.executions,
-        done.pieces,
-        done.cap or None,
-        done.recompiles,
-        done.refused,
-    )
-    failed = {mistake.request: Failure(Code(mistake.code), mistake.message) for mistake in done.mistakes}
-    answered = {index for index, one in enumerate(requests) if id(one) in batch.answered} if batch.answered else set()
-    failures = [(requests[index], failure) for index, failure in failed.items() if index not in answered]
-    left = [requests[index] for index in done.left if index not in answered]
-    if len(parts) == 1 and not failed and not done.left and not answered:
-        whole = [(requests, parts[0][1])]
-        return Finished(batch, whole, failures, timings, [], done.seconds, done.costs, "", replica.signature)
-    results: list[tuple[list[Request], list[Output]]] = []
-    missing = set(range(len(requests))) - set(failed) - set(done.left) - answered
-    for part, outputs in reversed(parts):
-        begin = 0
-        rows = sum(requests[index].rows for index in part.requests)
-        for index in part.requests:
-            end = begin + requests[index].rows
-            if index in missing:
-                missing.remove(index)
-                results.append(([requests[index]], [_slice(output, begin, end, rows) for output in outputs]))
-            begin = end
-    lost = Failure(Code.INTERNAL, "the replica returned nothing for this request")
-    failures += [(requests[index], lost) for index in sorted(missing)]
-    told = (done.seconds, done.costs, done.unsound)
-    return Finished(batch, results, failures, timings, left, *told, replica.signature)
-
-
-def _slice(output: Output, begin: int, end: int, rows: int) -> Output:
-    width = len(output.content) // rows
-    return Output(output.dims, output.content[begin * width : end * width])

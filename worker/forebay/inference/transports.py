@@ -15,11 +15,14 @@ import sys
 import threading
 from collections import deque
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from forebay.inference.forkserver import SERVER, Forked, can_fork
-from forebay.inference.messages import Run, Start, decode_to_replica, encode
+from forebay.inference.messages import Run, Skip, Start, decode_to_replica, encode
 from forebay.inference.processes import signals_held
+
+if TYPE_CHECKING:
+    from forebay.inference.stepping import Stepping
 
 _EXIT_GRACE_SECONDS = 2.0
 _HUNG_UP_SECONDS = 1.0
@@ -198,10 +201,12 @@ class InlineTransport:
         self._memory = memory
         self._answers: deque[bytes] = deque()
         self._runner: object = None
+        self._stepping: Stepping | None = None
+        self._has_answered = False
 
     def launch(self) -> None:
         """Do nothing: the model is loaded by the first message."""
-        self._runner = None
+        self._runner = self._stepping = None
 
     def send(self, message: bytes) -> None:
         """Run what the message asks for."""
@@ -213,6 +218,16 @@ class InlineTransport:
         if isinstance(job, Start):
             answer, self._runner = begin_replica(job, self._memory)
             self._answers.append(encode(answer))
+            if isinstance(self._runner, Runner) and self._runner.steps is not None:
+                from forebay.inference.stepping import Stepping
+
+                self._stepping = Stepping(
+                    self._runner, self._runner.steps, lambda told: self._answers.append(encode(told))
+                )
+        elif self._stepping is not None and isinstance(job, Skip):
+            self._stepping.skip(job)
+        elif self._stepping is not None and isinstance(job, Run):
+            self._stepping.take(job)
         elif isinstance(job, Run) and isinstance(self._runner, Runner):
             try:
                 self._answers.append(encode(self._runner.run(job)))
@@ -220,7 +235,15 @@ class InlineTransport:
                 raise OSError(f"the device is lost: {error}") from error
 
     def receive(self) -> bytes | None:
-        """Return the next answer."""
+        """Return the next answer; where rows run in steps and none waits, run one step for it."""
+        if not self._answers and self._stepping is not None and self._stepping.is_busy and not self._has_answered:
+            from forebay.inference.example import DeviceLost
+
+            try:
+                self._stepping.advance()
+            except DeviceLost as error:
+                raise OSError(f"the device is lost: {error}") from error
+        self._has_answered = bool(self._answers)  # then the loop looks once more, for a rest that is not there
         return self._answers.popleft() if self._answers else None
 
     def descriptor(self) -> int | None:
@@ -238,7 +261,7 @@ class InlineTransport:
 
             if isinstance(self._runner, Runner):
                 self._runner.close()
-        self._runner = None
+        self._runner = self._stepping = None
 
     def kill(self) -> bool:
         """Say that it cannot be killed."""
