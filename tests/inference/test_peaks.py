@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import Model, TensorSpec
-from forebay.inference.peaks import Peaks
 from forebay.inference.matching import finished
+from forebay.inference.peaks import Peaks
 from tests.inference.test_accelerator import Wide, accelerator, fake, traced
 from tests.inference.test_runner import Bench, ids, ordinary
 

@@ -185,7 +185,7 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     that were planned as parts, of a request larger than a batch or of a batch above the cap; the others isolate.
     `recompiles` counts executions that ran uncompiled since the last batch, `refused` those that ran out of memory.
     A preparer answers with it, too: its outputs are prepared tensors, one part per request. It alone sets `seconds`,
-    w    each request took, and `costs`, what `prepare` said of each; 0 where it said nothing. `rows` are those of the last
+    each request took, and `costs`, what `prepare` said of each; 0 where it said nothing. `rows` are those of the last
     step, of a model that runs in steps.
     """
 
