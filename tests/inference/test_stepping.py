@@ -244,6 +244,21 @@ def test_a_model_that_fails_its_example_too_says_so_with_every_request() -> None
     assert len(scene.unsound) == 4
 
 
+def test_rows_that_nobody_may_answer_any_more_stop_and_come_back() -> None:
+    """As after a revocation: the record of the request is refused by its partition's ledger, whatever comes of it."""
+    scene = Scene(2)
+    scene.ask(500, name="revoked")
+    scene.ask(6)
+    scene.ask(7)
+    scene.submit()
+    scene.turn()
+    scene.pool.stop_steps(lambda one: one.id == "revoked")
+    scene.run()
+    assert codes(scene) == {"revoked": Code.INTERNAL}
+    assert scene.results == {"6": counted(6), "7": counted(7)}
+    assert len(scene.model.sizes) < 10
+
+
 def test_no_slot_is_lost_and_none_is_taken_twice() -> None:
     scene = Scene(4)
     for index in range(100):

@@ -107,11 +107,7 @@ class Pool:
         Raises ModelError where a model cannot start, DeviceLostError where replicas keep dying.
         """
         back: list[Finished] = []
-        if (
-            wait > 0
-            and not self.leftovers.has_poisoned
-            and not any(replica.answers_at_once for replica in self._replicas)
-        ):
+        if wait > 0 and not self.leftovers.has_poisoned and not any(one.answers_at_once for one in self._replicas):
             if wait < 0.001:  # poll counts in milliseconds, and rounds up
                 time.sleep(wait)
             else:
@@ -132,6 +128,11 @@ class Pool:
     def drop(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Forget the suspects that `unwanted` picks; what a replica is running comes back all the same."""
         return self.leftovers.drop(unwanted)
+
+    def stop_steps(self, unwanted: Callable[[Request], bool]) -> None:
+        """Take rows out of what runs in steps whose outcome nobody wants; their requests come back without one."""
+        for replica in self._replicas:
+            replica.stop_steps(unwanted)
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests that have not come back and are still wanted; an answer that waits is not looked into."""

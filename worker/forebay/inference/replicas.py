@@ -31,7 +31,6 @@ from forebay.records import Batch, Failure, Output, Request, Signature, TensorSh
 if TYPE_CHECKING:
     from forebay.inference.soundness import Doubt
 
-
 _OVERDUE_SECONDS = 30.0
 
 
@@ -133,9 +132,7 @@ class Replica:
     @property
     def answers_at_once(self) -> bool:
         """Whether it is in the loop's own thread, and has something to say."""
-        if self.state is State.DOWN or self.transport.descriptor() is not None:
-            return False
-        return self.state is State.STARTING or bool(self.running)
+        return self.transport.descriptor() is None and (self.state is State.STARTING or bool(self.running))
 
     @property
     def behind(self) -> list[Batch]:
@@ -202,6 +199,14 @@ class Replica:
                 with contextlib.suppress(OSError):  # a replica that is gone is noticed where it is listened to
                     self.transport.send(encode(Skip(batch.number, picked)))
         return found
+
+    def stop_steps(self, unwanted: Callable[[Request], bool]) -> None:
+        """Tell the replica to leave out requests that `unwanted` picks, where rows join what runs."""
+        for batch in self.behind if self._most_rows else ():
+            picked = [index for index, request in enumerate(batch.requests) if unwanted(request)]
+            if picked:
+                with contextlib.suppress(OSError):
+                    self.transport.send(encode(Skip(batch.number, picked)))
 
     def messages(self) -> Iterator[Ready | Failed | Done | Checked | Stage | Stepped]:
         """Yield what the replica has said. Raises EOFError where it is gone."""

@@ -13,16 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay import failpoints
-from forebay.inference.cohorts import Cohorts, Member, Row, Work, halves
-from forebay.inference.devices import is_sticky
-from forebay.inference.example import DeviceLost
-from forebay.inference.groups import rows_of
-from forebay.inference.launching import failure_of
-from forebay.inference.loading import where
-from forebay.inference.messages import Checked, Done, Part, Run, Skip, Stepped
+from forebay.inference.answering import Desk, guarded
+from forebay.inference.cohorts import Cohorts, Member, Row, halves
+from forebay.inference.messages import Checked, Done, Run, Skip, Stepped
 from forebay.inference.pipeline import Inbox
-from forebay.inference.runner import Runner, mistake
-from forebay.inference.staging import join_elements
+from forebay.inference.runner import Runner
 from forebay.inference.steps import Steps, too_long
 from forebay.records import Code
 
@@ -38,12 +33,11 @@ class Stepping:
         self._runner = runner
         self._steps = steps
         self._answer = answer
+        self._desk = Desk(runner, steps, answer)
         self._jobs: deque[Run] = deque()
-        self._works: dict[int, Work] = {}
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
         self._cohorts = Cohorts()
-        self._has_proof = False
         self._saved: dict[int, Any] | None = None
         self._told_at = time.perf_counter()
         self._told = Stepped(0, 0, 0, 0.0, 0)
@@ -59,7 +53,7 @@ class Stepping:
     @property
     def is_busy(self) -> bool:
         """Whether something runs or waits."""
-        return bool(self._jobs or self._works)
+        return bool(self._jobs or self._desk.works)
 
     def take(self, job: Run) -> None:
         """Let a job wait for its turn."""
@@ -70,10 +64,7 @@ class Stepping:
         for job in self._jobs:
             if job.number == message.number:
                 job.skipped += message.requests
-        work = self._works.get(message.number)
-        for member in work.members if work is not None else ():
-            if member.index in message.requests and not member.has_ended:
-                self._end(member)
+        self._desk.skip(message)
 
     def advance(self) -> None:
         """Let rows join, run one step, and answer what has ended."""
@@ -104,7 +95,7 @@ class Stepping:
         """Let rows join while there is room."""
         limit = self._runner.memory_caps.rows(_ANY_BUCKET)
         while self._jobs and len(self._running) + len(self._waiting) < limit:
-            if self._works and not self._steps.continuous:
+            if self._desk.works and not self._steps.continuous:
                 break
             self._stage(self._jobs.popleft())
         joining: list[Row] = []
@@ -119,25 +110,7 @@ class Stepping:
         if job.check:
             self._check(job)
             return
-        flight, groups = self._runner.stage(job)
-        work = self._works[job.number] = Work(flight, left=job.requests)
-        found: dict[int, Member] = {}
-        for group in groups:
-            begin = 0
-            for request, count in zip(group.requests, group.rows, strict=True):
-                member = found[request] = Member(work, request)
-                for index in range(begin, begin + count):
-                    inputs = {
-                        name: rows_of(value, index, index + 1, group.total) for name, value in group.inputs.items()
-                    }
-                    member.rows.append(Row(member, inputs))
-                begin += count
-        work.members = [found[index] for index in sorted(found)]
-        self._waiting += [row for member in work.members for row in member.rows]
-        work.left = len(work.members)
-        flight.done.executions = 1
-        if not work.left:  # `prepare` refused all, or nobody is wanted any more
-            self._finish(work)
+        self._waiting += self._desk.open(job)
 
     def _check(self, job: Run) -> None:
         canary = self._runner.canary
@@ -158,7 +131,7 @@ class Stepping:
     def _begin_together(self, rows: list[Row]) -> None:
         states: list[Any] = []
         began = time.perf_counter()
-        failure = self._call(lambda: states.extend(self._steps.begin([row.inputs for row in rows])))
+        failure = guarded(self._runner, lambda: states.extend(self._steps.begin([row.inputs for row in rows])))
         self._charge(rows, time.perf_counter() - began)
         if failure is None:
             for row, state in zip(rows, states, strict=True):
@@ -174,8 +147,8 @@ class Stepping:
             for half in halves(rows):
                 self._begin_together(half)
         else:
-            self._has_proof = bool(self._running or self._cohorts.parked)
-            self._fail(rows[0].member, code, message)
+            self._desk.has_proof = bool(self._running or self._cohorts.parked)
+            self._desk.fail(rows[0].member, code, message)
 
     # ------------------------------------------------------------------ stepping
 
@@ -183,13 +156,13 @@ class Stepping:
         rows = self._running
         found: list[list[Any] | None] = []
         began = time.perf_counter()
-        failure = self._call(lambda: found.extend(self._steps.step([row.state for row in rows])))
+        failure = guarded(self._runner, lambda: found.extend(self._steps.step([row.state for row in rows])))
         seconds = time.perf_counter() - began
         self._charge(rows, seconds)
         if failure is not None:
             self._failed(*failure)
             return
-        self._has_proof = True
+        self._desk.has_proof = True
         company = len(rows) > 1
         self._told.steps += 1
         self._told.row_steps += len(rows)
@@ -205,20 +178,7 @@ class Stepping:
                 if all(one.outputs is not None for one in row.member.rows):
                     self._deliver(row.member)
             elif row.steps >= self._steps.most and row.goes_on:
-                self._fail(row.member, Code.MODEL_ERROR, too_long(self._steps.most))
-
-    def _call(self, call: Callable[[], None]) -> tuple[Code, str] | None:
-        """Call the model; return what failed as text. Raises DeviceLost where no call can succeed."""
-        failure = None
-        try:
-            call()
-        except Exception as error:
-            if is_sticky(error):
-                raise DeviceLost(where(error)) from error
-            failure = failure_of(error)
-        if failure is not None:
-            self._runner.launcher.abandon()
-        return failure
+                self._desk.fail(row.member, Code.MODEL_ERROR, too_long(self._steps.most))
 
     def _charge(self, rows: list[Row], seconds: float) -> None:
         """Charge each row its share of a call, so that the shares of all add up to the time that passed."""
@@ -235,12 +195,12 @@ class Stepping:
             self._has_no_room(rows, message)
             return
         if not self._cohorts:
-            self._has_proof = False
+            self._desk.has_proof = False
         if len({row.member for row in rows}) > 1:
             self._told.restarted += len(rows)
             self._cohorts.split(rows)
         else:
-            self._fail(rows[0].member, code, message)
+            self._desk.fail(rows[0].member, code, message)
 
     def _cannot_begin(self, rows: list[Row], message: str) -> None:
         """Let rows wait for which there was no memory: until others end, or in a smaller group."""
@@ -284,75 +244,17 @@ class Stepping:
         row.member.work.flight.done.refused = 1
         row.reset()
         self._runner.recover()
-        self._fail(row.member, Code.RESOURCE_EXHAUSTED, message)
-
-    # ------------------------------------------------------------------ outcomes
+        self._desk.fail(row.member, Code.RESOURCE_EXHAUSTED, message)
 
     def _deliver(self, member: Member) -> None:
-        """Write the outputs of a request that has ended into its slot."""
-        flight = member.work.flight
-        since = flight.slot.position
-        found: list[Any] = []
-        failure = self._call(lambda: found.extend(self._steps.join([row.outputs or [] for row in member.rows])))
-        if failure is None and not found[1]:
-            if any(row.had_company for row in member.rows) and not member.ran_again:
-                member.ran_again = True
-                running = [row for row in self._running if row.goes_on]
-                self._cohorts.isolate(member, running)
-                self._running = []
-                return
-            failure = Code.NON_FINITE_OUTPUT, "an output has NaN or infinity"
-        if failure is None:
-            failure = self._call(lambda: self._write(member, found[0]))
-        if failure is None:
-            self._end(member)
-            self._runner.memory_caps.ran(
-                _ANY_BUCKET, flight.done.rows
-            )  # of requests: a probe that fails costs all their steps
+        """Answer a request whose rows have ended; one that is not finite runs once more, alone."""
+        if self._desk.write(member):
+            # Requests are counted, not steps: a probe that fails costs all rows that run the steps they have taken.
+            self._runner.memory_caps.ran(_ANY_BUCKET, member.work.flight.done.rows)
             self._saved = None
-            return
-        flight.slot.position = since
-        if failure[0] is Code.RESULT_TOO_LARGE and flight.done.parts:
-            flight.done.left.append(member.index)  # the others took the room: it runs again, without them
-            self._end(member)
-        else:
-            self._fail(member, *failure)
-
-    def _write(self, member: Member, outputs: list[Any]) -> None:
-        flight = member.work.flight
-        since, placed, copies = flight.slot.position, [], []
-        for spec, value in zip(self._steps.outputs, outputs, strict=True):
-            if spec.datatype == "BYTES":
-                placed.append(flight.slot.write(join_elements(value), len(value), since))
-            else:
-                place, view = flight.slot.place(spec, list(value.shape), since)
-                placed.append(place)
-                copies.append((value, view))
-        self._runner.device.download(copies).wait()
-        flight.done.parts.append(Part([member.index], placed))
-
-    def _fail(self, member: Member, code: Code, message: str) -> None:
-        done = member.work.flight.done
-        mistake(member.work.flight, member.index, code, message)
-        if not self._has_proof and code is Code.MODEL_ERROR and len(done.mistakes) >= member.work.flight.job.requests:
-            self._runner.is_unsound(done)
-        self._end(member)
-
-    def _end(self, member: Member) -> None:
-        """Let a request leave; answer its job when nobody of it is left."""
-        member.has_ended = True
-        for row in member.rows:
-            row.state = row.outputs = None
-        member.work.left -= 1
-        if not member.work.left:
-            self._finish(member.work)
-
-    def _finish(self, work: Work) -> None:
-        done = work.flight.done
-        del self._works[done.number]
-        done.total_seconds = max(done.total_seconds + done.stage_seconds, 1e-9)
-        done.memory = self._runner.figures(time.perf_counter())
-        self._answer(done)
+        elif not member.has_ended:
+            self._cohorts.isolate(member, [row for row in self._running if row.goes_on])
+            self._running = []
 
     def _tell(self) -> None:
         """Say how far this has got: now and then, and once nothing runs any more."""
