@@ -27,7 +27,7 @@ class Writer(Model):
             self.head = nn.Linear(WIDTH, LETTERS).to(device)
 
     def begin(self, prompt: torch.Tensor, length: torch.Tensor) -> list[dict[str, Any]]:
-        hidden = torch.zeros(len(prompt), WIDTH, device=prompt.device)
+        hidden = torch.zeros(len(prompt), WIDTH, device=prompt.device, dtype=self.head.weight.dtype)
         for letter in prompt.T:  # padding leaves a row's state as it is
             hidden = torch.where((letter > 0)[:, None], self.cell(self.table(letter), hidden), hidden)
         return [

@@ -64,3 +64,15 @@ class Counting(Model):
 
     def example(self) -> dict[str, Any]:
         return {"n": torch.tensor([[2], [3]])}
+
+
+class Hoarding(Counting):
+    """Keeps 4 kB more on its device with each step of a row."""
+
+    def begin(self, n: torch.Tensor) -> list[Any]:
+        return [(state, [torch.zeros(0, device=n.device)]) for state in super().begin(n)]
+
+    def step(self, states: list[Any]) -> list[Any]:
+        for _, held in states:
+            held[0] = torch.cat([held[0], torch.ones(1_000, device=held[0].device)])
+        return super().step([state for state, _ in states])

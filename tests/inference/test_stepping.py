@@ -204,14 +204,24 @@ def test_what_does_not_fit_begins_again_with_fewer_rows_and_all_are_answered() -
     assert max(scene.model.sizes[1:]) <= 4
 
 
+def test_states_that_outgrow_an_accelerator_are_let_go_of_before_fewer_rows_begin_again() -> None:
+    """The fake counts what torch keeps alive: a state that a frame or a list still held would leave no room for any."""
+    factory = "tests.inference.stepwise:Hoarding"
+    scene = Scene(8, inference__device="fake:0?memory=300000", model__factory=factory)
+    for index in range(8):
+        scene.ask(12 + index, name=f"r{index}")
+    scene.ask(200, name="hog")
+    scene.run()
+    assert codes(scene) == {"hog": Code.RESOURCE_EXHAUSTED}
+    assert scene.results == {f"r{index}": counted(12 + index) for index in range(8)}
+
+
 def test_a_row_that_does_not_fit_alone_is_told_so_and_leaves_no_cap_behind() -> None:
     scene = Scene(4)
     scene.model.room = 1
     scene.ask(100)
     scene.ask(5)
     scene.ask(6)
-    scene.model.room = 3
-    scene.model.room = 1
     scene.run()
     assert codes(scene) == {"100": Code.RESOURCE_EXHAUSTED}
     assert scene.results == {"5": counted(5), "6": counted(6)}

@@ -6,13 +6,14 @@ Runs in the replica's thread, under inference mode, which is a matter of the thr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from forebay.inference.compilation import compiled, least_rows
+from forebay.inference.completion import whole_call
 from forebay.inference.declared import ContractError, as_declared
 from forebay.inference.devices.cpu import Device
 from forebay.inference.groups import Inputs
@@ -22,11 +23,9 @@ from forebay.inference.precision import dtype_of
 
 
 class Forward:
-    """Calls the model with inputs that are on its device already. `call` takes the place of its forward."""
+    """Calls the model with inputs that are on its device already."""
 
-    def __init__(
-        self, model: Model, start: Start, device: Device | None = None, call: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, model: Model, start: Start, device: Device | None = None) -> None:
         self._model = model
         self._outputs = list(model.outputs)
         self._padded = [spec for spec in model.prepared or model.inputs if spec.pad is not None]
@@ -35,7 +34,7 @@ class Forward:
         self._buckets = sorted(start.buckets)
         self._least = least_rows(start)
         self.compiled = compiled(model, start, device)
-        self._call = self.compiled or call or model.forward
+        self._call = self.compiled or whole_call(model, start.max_steps)
 
     def __call__(self, inputs: Inputs, rows: int) -> list[Any]:
         """Run `rows` rows and return the outputs in declared order."""

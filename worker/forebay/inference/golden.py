@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from forebay.inference.completion import whole_call
 from forebay.inference.declared import as_declared
 from forebay.inference.groups import Inputs
 from forebay.inference.model import MOST_STEPS, Model, TensorSpec
 from forebay.inference.samples import collated, distinct_rows, example_rows, first_row, repeated
-from forebay.inference.steps import whole_call
 
 ROWS = 16
 _LEAST_SCALE = 1e-6

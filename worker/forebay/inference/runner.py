@@ -30,7 +30,7 @@ from forebay.inference.model import Model, runs_in_steps
 from forebay.inference.peaks import Peaks
 from forebay.inference.preparation import Preparation
 from forebay.inference.slots import Slot
-from forebay.inference.steps import Steps, whole_call
+from forebay.inference.steps import Steps
 from forebay.records import Code
 
 if TYPE_CHECKING:
@@ -56,9 +56,8 @@ class Runner:
         self._preparation = Preparation(model, memory)
         self._example = Example()
         self.canary: Canary | None = None
-        call = whole_call(model, start.max_steps) if runs_in_steps(model) else None
-        self.steps = None if call is None else Steps(model, start, device)
-        self.forward = Forward(model, start, device, call)
+        self.steps = Steps(model, start, device) if runs_in_steps(model) else None
+        self.forward = Forward(model, start, device)
         self.memory_caps = Caps(start.max_batch_size)
         self.room_caps = Caps(start.max_batch_size)
         self.launcher = Launcher(device, self.forward, model.outputs, self.memory_caps)

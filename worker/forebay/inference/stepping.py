@@ -15,10 +15,11 @@ from typing import Any
 from forebay import failpoints
 from forebay.inference.answering import Desk, guarded
 from forebay.inference.cohorts import Cohorts, Member, Row, halves
+from forebay.inference.completion import too_long
 from forebay.inference.messages import Checked, Done, Run, Skip, Stepped
 from forebay.inference.pipeline import Inbox
 from forebay.inference.runner import Runner
-from forebay.inference.steps import Steps, too_long
+from forebay.inference.steps import Steps
 from forebay.records import Code
 
 _TELL_SECONDS = 0.1
