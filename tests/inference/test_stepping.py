@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from forebay.inference.assembly import build_pool
 from forebay.inference.stepping import Stepping
 from forebay.inference.transports import InlineTransport
 from forebay.records import Batch, Code, Failure, Reason, Request
-from forebay.testing import memory_settings
+from forebay.testing import MemoryBroker, memory_settings, run_to_end
 from tests.inference.stepwise import ENDLESS, FAILS, NEVER_BEGINS, NOT_A_NUMBER, Counting
 from tests.unit.builders import request
 
@@ -278,6 +279,24 @@ def test_no_slot_is_lost_and_none_is_taken_twice() -> None:
     scene.run()
     assert len(scene.results) == 100
     assert scene.replica._staging.free == scene.replica._staging.slots == 6
+
+
+def ask_in(broker: MemoryBroker, name: str, numbers: list[int]) -> None:
+    tensor = {"name": "n", "shape": [len(numbers), 1], "datatype": "INT64", "data": numbers}
+    broker.append("requests", json.dumps({"inputs": [tensor]}).encode(), name.encode(), [])
+
+
+def test_a_request_that_is_too_large_for_its_share_of_the_staging_memory_is_refused_with_the_numbers() -> None:
+    """Two slots of 1,024 bytes and 64 KiB make 451 of 256 bytes for 400 rows, of which alignment may take 64."""
+    broker = MemoryBroker({"requests": 1, "results": 1, "dead": 1})
+    ask_in(broker, "fits", [3] * 24)
+    ask_in(broker, "large", [2] * 25)
+    values = {"model.factory": "tests.inference.stepwise:Counting", "batch.max_batch_bytes": 1_024}
+    run_to_end(broker, {**values, "batch.max_batch_size": 400}, ROOT)
+    answers = {(one.key or b"").decode(): one for one in broker.records("results")}
+    assert dict(answers["fits"].headers)["status"] == b"ok"
+    assert dict(answers["large"].headers)["error-code"] == b"too_large"
+    assert b"batch.max_batch_bytes is 1024, of which" in (answers["large"].value or b"")
 
 
 @pytest.mark.parametrize(

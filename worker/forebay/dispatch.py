@@ -125,7 +125,7 @@ class Dispatch:
         batcher = self._batchers.get(batch.model)
         if batcher is None or not timings.total or self._is_gone(finished):
             return
-        if finished.last_rows:
+        if finished.last_rows or batch.reason is Reason.STEP:
             return  # how long other rows will run says nothing of the next one
         whole = timings.executions == 1 and not batch.answered  # not in parts, and nothing of it was skipped
         if whole and batch.reason is not Reason.ISOLATION:

@@ -216,7 +216,7 @@ class Pool:
                     if self._checked(replica, message, now):
                         return
                 elif isinstance(message, Stepped):
-                    replica.stepped(message, now)
+                    replica.progress.add(message, now)
                 elif isinstance(message, Ready):
                     self._became_ready(replica, message)
                 elif isinstance(message, Stage):

@@ -16,9 +16,11 @@ class Progress:
     row_steps: int = 0
     seconds: float = 0.0
     restarted: int = 0
+    told_at: float = float("-inf")
 
-    def add(self, stepped: Stepped) -> None:
+    def add(self, stepped: Stepped, now: float) -> None:
         """Add what was said."""
+        self.told_at = now
         self.rows = stepped.rows
         self.steps += stepped.steps
         self.row_steps += stepped.row_steps

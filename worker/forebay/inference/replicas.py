@@ -24,7 +24,7 @@ from forebay.inference.messages import (
     encode,
 )
 from forebay.inference.progress import Progress
-from forebay.inference.staging import MARGIN, Staging, spare
+from forebay.inference.staging import Staging
 from forebay.inference.transports import Transport
 from forebay.records import Batch, Failure, Output, Request, Signature, TensorShape, Timings
 
@@ -144,9 +144,8 @@ class Replica:
         """The batches that may have been begun, in order: the first one, or as many as have rows that run in steps."""
         found: list[Batch] = []
         for batch, _ in self.running:
-            if found and sum(one.rows for one in found) >= self._start.max_batch_size * bool(self._most_rows):
-                break
-            found.append(batch)
+            if not found or sum(one.rows for one in found) < self._start.max_batch_size * bool(self._most_rows):
+                found.append(batch)
         return found
 
     def launch(self, now: float) -> None:
@@ -223,12 +222,12 @@ class Replica:
         self._answer = ready.answer
         if ready.slots:
             self._staging.divide(self._start)
-            self._most_rows = self._start.max_batch_size + spare(self._start.max_batch_size)
+            self._most_rows = self._staging.slots - 1  # one is the canary's
         inputs, outputs, prepared = (
             tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
             for declared in (ready.inputs, ready.outputs, ready.prepared)
         )
-        room = self._staging.size.inputs - MARGIN if ready.slots else 0
+        room = self._staging.room(len(prepared or inputs)) if ready.slots else 0
         self.signature = Signature(self.model, self._start.version, inputs, outputs, ready.prepares, prepared, room)
         self._staged = Signature(self.model, self._start.version, prepared, outputs) if prepared else self.signature
         return self.signature
@@ -238,11 +237,6 @@ class Replica:
         found = next(pair for pair in self.running if pair[1].number == number)
         self.running.remove(found)
         return found
-
-    def stepped(self, stepped: Stepped, now: float) -> None:
-        """Take in how far rows that run in steps have got: it does not hang."""
-        self._since = now
-        self.progress.add(stepped)
 
     def take(self, done: Done, now: float) -> tuple[Batch, list[tuple[Part, list[Output]]]]:
         """Return the batch that `done` is about with its outputs, copied out of the slot, which is free again."""
@@ -260,6 +254,9 @@ class Replica:
         self._staging.release(job.slot)
         return batch, parts
 
+    def _heard_at(self) -> float:
+        return max(self._since, self.progress.told_at)
+
     def late(self, now: float, execution_timeout: float, start_timeout: float) -> str | None:
         """Say what takes too long; None if nothing does."""
         if self.state is State.STARTING and now - self._since > start_timeout:
@@ -268,14 +265,17 @@ class Replica:
                 f"the model was not ready within {within} and got as far as {self._stage}; raise it if that takes so "
                 "long, else see what load() or forward() waits for"
             )
-        if self.running and now - self._since > execution_timeout:
+        if self.running and now - self._heard_at() > execution_timeout:
             what = "its canary" if self.running[0][1].check else "a batch"
             return f"{what} took longer than inference.execution_timeout_ms ({execution_timeout * 1000:.0f} ms)"
         return None
 
     def overdue(self, now: float, execution_timeout: float) -> str | None:
         """Say that it runs far beyond its time; None mostly: one that is late is replaced."""
-        if not self.running or now - self._since <= 2 * execution_timeout + _OVERDUE_SECONDS:
+        if (
+            not self.running
+            or now - max(self._since, self.progress.told_at) <= 2 * execution_timeout + _OVERDUE_SECONDS
+        ):
             return None
         what = "its canary" if self.running[0][1].check else "one batch"
         return f"replica {self.name} has run {what} for {now - self._since:.0f} s and was not replaced"

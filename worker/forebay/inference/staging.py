@@ -105,6 +105,10 @@ class Staging:
             self.size, self.slots = divide(self.size, start), slots_of(start)
             self.reset()
 
+    def room(self, inputs: int) -> int:
+        """Return the bytes that one request of so many inputs may have in a slot of its own."""
+        return self.size.inputs - inputs * _ALIGNMENT
+
     def take(self) -> int:
         """Return a free slot, for the replica to write into."""
         return self._free.pop()
