@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,34 @@ def test_a_model_that_fails_its_example_too_says_so_with_every_request() -> None
     assert len(scene.failures) == 4
     assert all("broken" in why for why in scene.unsound)
     assert len(scene.unsound) == 4
+
+
+def some_request(dice: random.Random, room: int) -> tuple[list[int], Any]:
+    """Return a request and what is to come of it: what it passed, padded, or a code."""
+    numbers = [dice.randint(1, 30) for _ in range(dice.choice([1, 1, 1, 2, 3]))]
+    fate = dice.random()
+    if fate < 0.08:
+        return [*numbers[1:], dice.choice([FAILS, NEVER_BEGINS])], Code.MODEL_ERROR
+    if fate < 0.14:
+        return [NOT_A_NUMBER, *numbers[1:]], Code.NON_FINITE_OUTPUT
+    if fate < 0.18 and room == 1:
+        return [100], Code.RESOURCE_EXHAUSTED
+    widest = max(numbers)
+    return numbers, [step if step < number else -1 for number in numbers for step in range(widest)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_fails_at_once_every_request_gets_what_it_gets_alone(seed: int) -> None:
+    dice = random.Random(seed)
+    scene = Scene(dice.choice([1, 2, 3, 8]))
+    scene.model.room = dice.choice([1 << 30, 1 << 30, 1, 2, 3, 5])
+    expected: dict[str, Any] = {}
+    for index in range(dice.randint(5, 40)):
+        numbers, expected[f"r{index}"] = some_request(dice, scene.model.room)
+        scene.ask(*numbers, name=f"r{index}")
+    scene.run()
+    assert {**scene.results, **codes(scene)} == expected
+    assert scene.replica._staging.free == scene.replica._staging.slots
 
 
 def test_rows_that_nobody_may_answer_any_more_stop_and_come_back() -> None:
