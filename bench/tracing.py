@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from forebay.inference.replicas import Finished
+from forebay.inference.matching import Finished
 from forebay.records import Batch, Encoding, Reason, Record, Request, Timings
 from forebay.tracing import Tracing, provider_of
 

@@ -295,7 +295,7 @@ def commits_partitions_that_it_has_lost(patch: Patch) -> None:
 @mutant("V2")
 def answers_for_partitions_that_it_has_given_back(patch: Patch) -> None:
     """It keeps what it had of a revoked partition and answers it all the same."""
-    patch.setattr(Worker, "_abandon", lambda self, partitions, keep_overtaken=False: None)
+    patch.setattr(Worker, "_abandon", lambda self, partitions, keep_overtaken=False, last=True: None)
     patch.setattr(Custody, "release_all", lambda self, outcomes: list(outcomes))
     patch.setattr(Custody, "forget", lambda self, partitions, outbox: self.offsets.forgotten(partitions))
     patch.setattr(Custody, "is_busy_with", lambda self, partitions: False)

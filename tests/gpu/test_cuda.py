@@ -21,8 +21,8 @@ import torch
 from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import Accelerator, open_device
+from forebay.inference.matching import finished
 from forebay.inference.precision import set_matmul
-from forebay.inference.replicas import finished
 from forebay.inference.selfcheck import self_check
 from forebay.records import Code
 from tests.inference.models import Padded, Prepared, Words

@@ -18,7 +18,7 @@ from forebay.inference import precision
 from forebay.inference.adoption import adopt
 from forebay.inference.candidate import answer
 from forebay.inference.devices import Accelerator, open_device
-from forebay.inference.replicas import finished
+from forebay.inference.matching import finished
 from forebay.inference.verdicts import CANDIDATES, Question
 from tests.gpu.test_cuda import _unpinned, pinned  # noqa: F401
 from tests.inference.test_loading import start

@@ -16,9 +16,9 @@ from forebay.errors import ConfigError
 from forebay.inference.devices import Accelerator, Device, open_device, resolve
 from forebay.inference.devices.fake import FakeBackend, FakeOptions, parse
 from forebay.inference.example import DeviceLost
+from forebay.inference.matching import finished
 from forebay.inference.messages import Done, Skip, decode_to_loop, encode
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
-from forebay.inference.replicas import finished
 from forebay.records import Code, Request
 from tests.inference.models import Echo, InPlace, Padded, Prepared, Sums, Words
 from tests.inference.test_runner import Answers, Bench, check_innocents, ids, lines, numbers, ordinary

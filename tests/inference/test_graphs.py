@@ -16,8 +16,8 @@ from forebay.inference.compilation import compiled
 from forebay.inference.devices import Accelerator, open_device
 from forebay.inference.devices.fake import FakeBackend
 from forebay.inference.devices.fake_graphs import Tape
+from forebay.inference.matching import finished
 from forebay.inference.replica import begin_replica
-from forebay.inference.replicas import finished
 from forebay.inference.staging import SlotSize, Staging
 from tests.inference.models import Echo, Words
 from tests.inference.test_loading import start

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import Model, TensorSpec
+from forebay.inference.matching import finished
 from forebay.inference.peaks import Peaks
-from forebay.inference.replicas import finished
 from tests.inference.test_accelerator import Wide, accelerator, fake, traced
 from tests.inference.test_runner import Bench, ids, ordinary
 
@@ -94,9 +94,9 @@ def test_a_batch_that_would_not_fit_beside_the_one_in_front_waits_for_it() -> No
     bench = Bench(Wide(), limit=32, device=accelerator("memory=200000"))
     bench.warm_up()
     assert refusals(bench) == 0
-    peak = bench.runner._launcher.peaks.bytes(0, 32)
+    peak = bench.runner.launcher.peaks.bytes(0, 32)
     fake(bench.device).allocator.limit = room = int(peak)  # since then somebody else took the rest
-    bench.runner._launcher.peaks.room = room
+    bench.runner.launcher.peaks.room = room
     first = bench.runner.begin(bench.submit(ordinary(32)))
     second = bench.runner.begin(bench.submit(ordinary(32)), beside=True)
     assert first.launch is not None
@@ -113,7 +113,7 @@ def test_what_the_prediction_allows_is_told_to_the_batcher() -> None:
     job = bench.submit([ids("a", [1] * 64)], bucket=64)
     cap = finished(bench.replica, bench.runner.run(job), 0.0).timings.cap
     assert cap is not None
-    assert bench.runner._launcher.peaks.bytes(64, cap) <= 140_000
+    assert bench.runner.launcher.peaks.bytes(64, cap) <= 140_000
 
 
 def test_a_model_whose_rows_differ_within_a_bucket_is_not_predicted() -> None:
@@ -122,4 +122,4 @@ def test_a_model_whose_rows_differ_within_a_bucket_is_not_predicted() -> None:
 
     bench = Bench(Free(), device=accelerator("memory=140000"))
     bench.warm_up()
-    assert bench.runner._launcher.peaks.room is None
+    assert bench.runner.launcher.peaks.room is None

@@ -17,9 +17,10 @@ from forebay import Model, TensorSpec
 from forebay.cli.model_probe import probe
 from forebay.errors import ModelError
 from forebay.inference.loading import load_prepare, modules
+from forebay.inference.matching import Finished, finished
 from forebay.inference.messages import Failed, Ready, Start
 from forebay.inference.preparer import Preparer, begin, try_out
-from forebay.inference.replicas import Finished, Replica, finished
+from forebay.inference.replicas import Replica
 from forebay.inference.staging import SlotSize, Staging
 from forebay.records import Batch, Code, Output, Reason, Request, Signature
 from tests.inference.models import Prepared

@@ -13,8 +13,9 @@ from forebay import Model, TensorSpec
 from forebay.errors import ModelError
 from forebay.inference.devices import Device
 from forebay.inference.example import DeviceLost
+from forebay.inference.matching import finished
 from forebay.inference.messages import Done, Run, Start
-from forebay.inference.replicas import Replica, finished
+from forebay.inference.replicas import Replica
 from forebay.inference.runner import Runner
 from forebay.inference.staging import SlotSize, Staging
 from forebay.inference.warmup import WarmUp, sizes, warm_up

@@ -12,9 +12,10 @@ import torch
 from forebay import TensorSpec
 from forebay.errors import DeviceLostError, ModelError
 from forebay.inference.canary import BLIND, VARIES, Canary
+from forebay.inference.matching import Finished
 from forebay.inference.messages import Checked, Done, Failed, Run
 from forebay.inference.pool import Limits, Pool
-from forebay.inference.replicas import Finished, Replica, State
+from forebay.inference.replicas import Replica, State
 from forebay.inference.staging import Staging
 from tests.inference.models import Echo, Fragile, Padded, Sums, Words
 from tests.inference.test_accelerator import accelerator, fake

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from forebay.inference.matching import Finished
 from forebay.inference.messages import Done, Mistake, Ready, Run, Skip, Spec, Start, decode_to_replica, encode
 from forebay.inference.pool import Pool
-from forebay.inference.replicas import Finished
 from forebay.inference.staging import SlotSize
 from forebay.records import Batch, Reason
 from tests.unit.builders import request

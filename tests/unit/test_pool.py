@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from forebay.errors import DeviceLostError, ModelError
+from forebay.inference.matching import Finished
 from forebay.inference.messages import Failed, Mistake, Part, Placed, Start
 from forebay.inference.pool import Limits, Pool
-from forebay.inference.replicas import Finished, Replica
+from forebay.inference.replicas import Replica
 from forebay.inference.staging import Staging
 from forebay.records import Batch, Code, Reason, Request
 from tests.unit.builders import request

@@ -6,9 +6,10 @@ from itertools import count
 
 import pytest
 
+from forebay.inference.matching import Finished
 from forebay.inference.messages import Failed, Start
 from forebay.inference.pool import Limits, Pool
-from forebay.inference.replicas import Finished, Replica
+from forebay.inference.replicas import Replica
 from forebay.inference.staging import Staging
 from forebay.records import Request
 from tests.unit.fakes import SIZE, FakeReplica, PoolScene

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def assemble(settings: Settings, search: Sequence[Path], **kafka_side: Any) -> R
         pool=pool,
         preparers=build_preparers(settings.served, sections, search, numbers, pool.poller),
         make_successors=make_successors,
-        make_batcher=lambda signature: Batcher(signature.model, policy, numbers, axes_of(signature)),
+        make_batcher=lambda one: Batcher(one.model, joining(policy) if one.room else policy, numbers, axes_of(one)),
         **kafka_side,
     )
 
@@ -145,6 +146,13 @@ def policy_of(batch: Batch) -> Policy:
         target_latency=None if batch.target_latency_ms is None else batch.target_latency_ms / 1000,
         overhead=_OVERHEAD,
         backlog_only=batch.linger_for == "backlog",
+    )
+
+
+def joining(policy: Policy) -> Policy:
+    """Return how requests leave whose rows join what runs in steps: one by one, as soon as there is room."""
+    return replace(
+        policy, bounds=replace(policy.bounds, rows=1, cost=None), dispatch="eager", target_latency=None, joins=True
     )
 
 

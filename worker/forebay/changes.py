@@ -58,7 +58,7 @@ def names_another(request: Request, version: str) -> bool:
 
 
 def _tensors(signature: Signature) -> tuple[object, ...]:
-    return (signature.inputs, signature.outputs, signature.prepares, signature.prepared)
+    return (signature.inputs, signature.outputs, signature.prepares, signature.prepared, signature.room)
 
 
 def _shown(signature: Signature) -> str:

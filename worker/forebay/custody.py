@@ -134,13 +134,20 @@ class Custody:
         return 0 if self.lookback is None else self.lookback.duplicates.waiting
 
     def abandon(
-        self, partitions: set[Partition], queues: Collection[Queue], pool: Pool, *, keep_overtaken: bool = False
+        self,
+        partitions: set[Partition],
+        queues: Collection[Queue],
+        pool: Pool,
+        *,
+        keep_overtaken: bool = False,
+        last: bool = True,
     ) -> int:
         """Drop the requests of these partitions that no replica has begun; another worker will read them again.
 
         `queues` are all places where requests wait: the batchers, and the preparers, whose work begins nothing.
         `keep_overtaken` keeps those that wait below an offset which was begun or answered already (an urgent request,
         another shape, a malformed one): no watermark passes them, so what overtook them would be answered twice.
+        `last` says that nothing of these partitions is going to be answered here: rows that run in steps stop.
         """
 
         def concerns(request: Request) -> bool:
@@ -156,6 +163,8 @@ class Custody:
 
         gone = [request for queue in (pool, *queues) for request in queue.drop(is_above)]
         records = [request.record for request in gone]
+        if last:
+            pool.stop_steps(concerns)
         if self.lookback is not None:
             records += [asked.record for asked in self.lookback.duplicates.abandoned(records)]
         for record in records:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from forebay.batching.batcher import Batcher
 from forebay.breaker import Breakers
 from forebay.custody import Custody
+from forebay.inference.matching import Finished
 from forebay.inference.pool import Pool
-from forebay.inference.replicas import Finished
 from forebay.observe import Observer
 from forebay.records import Code, Failure, Reason, Request
 from forebay.turns import Turns
@@ -125,6 +125,8 @@ class Dispatch:
         batcher = self._batchers.get(batch.model)
         if batcher is None or not timings.total or self._is_gone(finished):
             return
+        if finished.last_rows or batch.reason is Reason.STEP:
+            return  # how long other rows will run says nothing of the next one
         whole = timings.executions == 1 and not batch.answered  # not in parts, and nothing of it was skipped
         if whole and batch.reason is not Reason.ISOLATION:
             batcher.learned(batch, timings.total, now)

@@ -106,6 +106,17 @@ class Metrics:
         self.oldest_wait = Latency(
             "forebay_batch_oldest_wait_seconds", "How long the oldest request of a batch waited for it.", registry
         )
+        self.steps = counter("steps_total", "Steps, of models that run in steps.", "model")
+        self.step_rows = counter(
+            "step_rows_total", "Rows of all steps; by steps_total it is how many ran together.", "model"
+        )
+        self.step_seconds = counter("step_seconds_total", "Seconds that steps took.", "model")
+        self.restarted_rows = counter(
+            "restarted_rows_total",
+            "Rows that had to begin again: a step failed that they were in, or had no memory.",
+            "model",
+        )
+        self.running_rows = gauge("running_rows", "Rows that run in steps now, by replica.", "model", "replica")
         self.cuts = counter(
             "batch_cuts_total",
             "Executions by why their batch was cut; split and isolation run parts.",

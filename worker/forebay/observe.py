@@ -18,8 +18,9 @@ from forebay.failures import Failures
 from forebay.health import Health
 from forebay.hindrances import Hindrances
 from forebay.inference.gain import COMPARED
+from forebay.inference.matching import Finished
 from forebay.inference.pool import Notice
-from forebay.inference.replicas import Finished
+from forebay.inference.replicas import Replica
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.records import Batch, Outcome, Partition, Reason
@@ -248,6 +249,14 @@ class Observer:
         self._metrics.remembered_ids.set(len(duplicates))
         self._metrics.forgotten_ids.inc(duplicates.take_forgotten())
 
+    def _tell_steps(self, replica: Replica) -> None:
+        metrics, model, told = self._metrics, replica.model, replica.progress.taken()
+        metrics.steps.labels(model).inc(told.steps)
+        metrics.step_rows.labels(model).inc(told.row_steps)
+        metrics.step_seconds.labels(model).inc(told.seconds)
+        metrics.restarted_rows.labels(model).inc(told.restarted)
+        metrics.running_rows.labels(model, replica.name).set(told.rows)
+
     def _refresh(self, waiting: int, outbox: Outgoing) -> None:
         metrics = self._metrics
         metrics.queue_requests.set(waiting + self._preparers.waiting)
@@ -267,6 +276,9 @@ class Observer:
         self._custody.offsets.skipped = 0
         if self._custody.lookback is not None:
             self._tell_duplicates(self._custody.lookback.duplicates)
+        for replica in (one for model in self._pool.signatures for one in self._pool.of(model)):
+            if replica.progress.steps or replica.progress.restarted:
+                self._tell_steps(replica)
         for name, memory in self._pool.memory().items():
             for kind, size in memory.items():
                 metrics.replica_memory.labels(name, kind).set(size)

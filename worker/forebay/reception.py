@@ -45,6 +45,9 @@ class Reception:
         )
         self._decoder = self._make_decoder(served)
         self._batch = settings.batch
+        most = settings.batch.max_batch_bytes
+        self._most = {one.model: min(one.room, most) if one.room else most for one in served}
+        self._least = min(self._most.values(), default=most)  # what every model takes
         self._preparers = preparers
         self._custody = custody
         self._refuse = refuse
@@ -77,11 +80,11 @@ class Reception:
             self._accept_once(self._custody.lookback, records, now, now_ms)
             return
         decode, enter = self._decoder.decode, self._enter
-        limit = self._batch.max_batch_bytes
+        limit = self._least
         for record in self._custody.take(records):
             request = decode(record, now, now_ms)
             if type(request) is Request:
-                if request.item_bytes <= limit:
+                if request.item_bytes <= limit or request.item_bytes <= self._most[request.model]:
                     enter[request.model](request)
                 else:
                     self._too_large(request, "the request's tensors have")
@@ -136,7 +139,7 @@ class Reception:
         if isinstance(asked, Refusal):
             self._refuse(asked, asked.failure)
         elif isinstance(asked, Request):
-            if asked.item_bytes <= self._batch.max_batch_bytes:
+            if asked.item_bytes <= self._most[asked.model]:
                 self._enter[asked.model](asked)
             else:
                 self._too_large(asked, "the request's tensors have")
@@ -153,10 +156,9 @@ class Reception:
         """
         if not self._prepared:
             return {}
-        limit = self._batch.max_batch_bytes
         back = self._preparers.collect(now, hold=busy and self.prepared_bytes >= self._batch.max_queue_bytes)
         for request in back.ready:
-            if request.item_bytes <= limit:
+            if request.item_bytes <= self._most[request.model]:
                 self._batchers[request.model].add(request)
             else:
                 self._too_large(request, "prepare: what it made has")
@@ -165,6 +167,8 @@ class Reception:
         return back.seconds
 
     def _too_large(self, request: Request, what: str) -> None:
-        limit = self._batch.max_batch_bytes
+        limit, most = self._batch.max_batch_bytes, self._most[request.model]
         message = f"{what} {request.item_bytes} bytes, batch.max_batch_bytes is {limit}"
+        if most < limit:
+            message += f", of which one of up to batch.max_batch_size requests that run in steps may have {most}"
         self._refuse(request, Failure(Code.TOO_LARGE, message))

@@ -54,6 +54,7 @@ class Reason(StrEnum):
     DRAIN = "drain"
     SPLIT = "split"
     ISOLATION = "isolation"
+    STEP = "step"
 
 
 class Encoding(StrEnum):
@@ -104,6 +105,7 @@ class Signature:
     """What a ready model accepts and returns. `prepares` says that inputs are per request until `prepare` ran.
 
     `prepared` is what `prepare` gives, where it runs before batching; empty where it runs in the replica or not at all.
+    `room` is set where rows join what runs in steps: the bytes that one request may have.
     """
 
     model: str
@@ -112,6 +114,7 @@ class Signature:
     outputs: tuple[TensorShape, ...]
     prepares: bool = False
     prepared: tuple[TensorShape, ...] = ()
+    room: int = 0
 
     @property
     def batched(self) -> tuple[TensorShape, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, SpanContext
 
-    from forebay.inference.replicas import Finished
+    from forebay.inference.matching import Finished
     from forebay.settings import Settings
     from forebay.stream.codec import Refusal
 

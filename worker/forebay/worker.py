@@ -18,7 +18,7 @@ from forebay.dispatch import Dispatch
 from forebay.errors import EXIT_INTERNAL, DeviceLostError, ModelBrokenError, NoStartError
 from forebay.handing_on import hand_on, settle_until
 from forebay.health import Health
-from forebay.inference.replicas import Finished
+from forebay.inference.matching import Finished
 from forebay.logs import logger
 from forebay.metrics import Metrics
 from forebay.observe import Observer
@@ -171,7 +171,7 @@ class Worker:
     def _deliver(self, finished: Finished) -> None:
         failpoints.hit("before_produce")
         began = now = self._clock()
-        rows, ran = finished.batch.rows, finished.signature
+        rows, ran = finished.rows, finished.signature
         for requests, outputs in finished.results:
             for leaving in self._custody.release_all(self._encoder.results(requests, outputs, rows, ran)):
                 self._outbox.send(leaving, now)
@@ -229,7 +229,7 @@ class Worker:
     def revoked(self, partitions: list[Partition]) -> None:
         """Finish what was begun for the partitions within the budget, settle it, give the rest back."""
         given = set(partitions)
-        self._abandon(given, keep_overtaken=not (self._left or self._breakers or self._preparers.breakers))
+        self._abandon(given, not (self._left or self._breakers or self._preparers.breakers), last=False)
         delivery = self._settings.delivery
         deadline = self._clock() + min(delivery.revoke_timeout_ms, delivery.drain_timeout_ms) / 1000
         while not self._left and self._custody.is_busy_with(given) and (now := self._clock()) < deadline:
@@ -253,9 +253,9 @@ class Worker:
         self._abandon(partitions)
         self._custody.forget(partitions, self._outbox)
 
-    def _abandon(self, partitions: set[Partition], *, keep_overtaken: bool = False) -> None:
+    def _abandon(self, partitions: set[Partition], keep_overtaken: bool = False, *, last: bool = True) -> None:
         queues: list[Queue] = [*self._batchers.values(), self._preparers]
-        gone = self._custody.abandon(partitions, queues, self._pool, keep_overtaken=keep_overtaken)
+        gone = self._custody.abandon(partitions, queues, self._pool, keep_overtaken=keep_overtaken, last=last)
         self._observer.dropped("revoked", gone)
 
     def _drain(self) -> None:

@@ -91,7 +91,7 @@ class Batcher:
             if not requests:
                 return None
         requests, shorter = self._sized(lane, requests, bucket, now, more and not draining)
-        reason = pressed or shorter or bound or reason
+        reason = Reason.STEP if self.policy.joins else pressed or shorter or bound or reason
         rows = sum([one.rows for one in requests])
         dated = [one.deadline for one in requests if one.deadline is not None] if self._deadlines else []
         self._left([*requests, *shed] if shed else requests)

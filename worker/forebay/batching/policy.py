@@ -21,7 +21,7 @@ class Policy:
     `allowed` are the batch sizes (rows, increasing) that the model runs in; `buckets` the lengths that ragged
     dimensions are padded to, None for a series of buckets that only groups. `target_latency` bounds what a request
     waits and runs together, of which `overhead` is spent outside the model. `backlog_only` lets `linger` wait only
-    for requests that are known to exist.
+    for requests that are known to exist. `joins` is for a model whose rows join what runs: requests leave one by one.
     """
 
     bounds: Bounds
@@ -37,3 +37,4 @@ class Policy:
     lead: float = LEAD
     lead_share: float = LEAD_SHARE
     margin: float = 0.002
+    joins: bool = False

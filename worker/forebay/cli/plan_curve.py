@@ -213,6 +213,11 @@ def _measured(signature: Signature, warm: Sequence[tuple[int, int, float]], devi
     from forebay.assembly import axes_of
 
     points = [(bucket, rows, seconds, seconds) for bucket, rows, seconds in warm]
+    if signature.room:
+        raise UsageError(
+            f"forebay plan knows batches, and model {signature.model} runs in steps, which requests join one by one: "
+            "try it with its own load"
+        )
     axes = axes_of(signature)
     notes = []
     if signature.prepared:  # its buckets are of what `prepare` makes, which the records do not tell

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from forebay.breaker import Breakers
 from forebay.inference.cores import share
+from forebay.inference.inline import InlineTransport
 from forebay.inference.messages import Start
 from forebay.inference.pool import Limits, Pool
 from forebay.inference.preparers import Preparers
 from forebay.inference.replicas import Replica
-from forebay.inference.staging import SlotSize, Staging
-from forebay.inference.transports import InlineTransport, ProcessTransport, ThreadTransport, Transport
+from forebay.inference.staging import MARGIN, SlotSize, Staging
+from forebay.inference.transports import ProcessTransport, ThreadTransport, Transport
 from forebay.settings import Batch, Delivery, Inference, ModelSettings
 
 SLOTS = 2
 """Slots of a replica: one that it runs and one that is filled meanwhile."""
 
-_MARGIN = 65_536
 _LEAST_OUTPUT = 67_108_864
 
 
@@ -48,7 +48,7 @@ def replicas_of(
 ) -> list[Replica]:
     """Return the replicas of one of several models, not started; `generation` counts its reloads."""
     inference, batch = sections
-    size = SlotSize(batch.max_batch_bytes + _MARGIN, max(batch.max_batch_bytes, _LEAST_OUTPUT))
+    size = SlotSize(batch.max_batch_bytes + MARGIN, max(batch.max_batch_bytes, _LEAST_OUTPUT))
     start = start_of(model, inference, batch, search, size)
     start.generation = generation
     start.cpu_threads = share(1 if inference.executor == "inline" else inference.replicas * models)
@@ -82,7 +82,7 @@ def build_preparers(
 def preparers_of(model: ModelSettings, sections: tuple[Inference, Batch], search: Sequence[Path]) -> list[Replica]:
     """Return the preparers of one model, not started."""
     inference, batch = sections
-    size = SlotSize(batch.max_batch_bytes + _MARGIN, batch.max_batch_bytes + _MARGIN)
+    size = SlotSize(batch.max_batch_bytes + MARGIN, batch.max_batch_bytes + MARGIN)
     start = start_of(model, inference, batch, search, size)
     made = []
     for number in range(inference.prepare_workers):
@@ -131,6 +131,8 @@ def start_of(model: ModelSettings, inference: Inference, batch: Batch, search: S
         cost_unit=batch.cost,
         max_deviation=inference.max_deviation,
         cache_dir=str(inference.cache_dir.resolve()) if inference.cache_dir else None,
+        continuous=batch.dispatch != "static",
+        max_steps=inference.max_steps,
         session=uuid.uuid4().hex if inference.precision == "auto" else "",
     )
 

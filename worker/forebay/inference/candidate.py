@@ -16,7 +16,7 @@ from forebay.inference.devices import Device, open_device
 from forebay.inference.golden import deviation, golden, run
 from forebay.inference.loading import convert_as, load_plain, modules, name_of, where
 from forebay.inference.messages import Start, Tried
-from forebay.inference.model import Model
+from forebay.inference.model import Model, runs_in_steps
 from forebay.inference.precision import refusal
 from forebay.inference.pruning import TWO_FOUR, compress, prune
 from forebay.inference.trials import try_out
@@ -50,6 +50,9 @@ def answer(question: Question) -> Answer:
 def _measure(question: Question, device: Device, found: Answer) -> None:
     start = question.start
     model = load_plain(start, device.device)
+    if runs_in_steps(model) and start.compile != "none":
+        found.tried.verdict = "not here: it compiles forward(), and the model runs in steps"
+        return
     device.settle()
     known = golden(model, device.device, start.max_batch_size)
     found.notes += known.notes

@@ -64,20 +64,20 @@ def without_loss(who: str, spec: TensorSpec, value: torch.Tensor) -> torch.Tenso
     return cast
 
 
-def as_declared(spec: TensorSpec, value: Any, rows: int) -> Any:
+def as_declared(spec: TensorSpec, value: Any, rows: int, who: str = "forward()") -> Any:
     """Check one output against its declaration; floating types are converted, others must match."""
     if spec.datatype == "BYTES":
-        check_elements("forward()", spec, value, rows)
+        check_elements(who, spec, value, rows)
         return [element.encode() if isinstance(element, str) else bytes(element) for element in value]
     if not isinstance(value, torch.Tensor):
-        raise ContractError(f"forward() gave {spec.name} a {type(value).__name__}, not a tensor")
-    check_shape("forward()", spec, tuple(value.shape), rows)
+        raise ContractError(f"{who} gave {spec.name} a {type(value).__name__}, not a tensor")
+    check_shape(who, spec, tuple(value.shape), rows)
     wanted = TORCH[spec.datatype]
     if value.dtype == wanted:
         return value.detach()
     if not (value.dtype.is_floating_point and wanted.is_floating_point):
         raise ContractError(
-            f"forward() gave {spec.name} as {value.dtype}, declared is {spec.datatype}; convert it with .to({wanted})"
+            f"{who} gave {spec.name} as {value.dtype}, declared is {spec.datatype}; convert it with .to({wanted})"
         )
     return value.detach().to(wanted)  # before the look for infinity: a narrower type may not hold the number
 

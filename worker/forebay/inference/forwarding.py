@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from forebay.inference.compilation import compiled, least_rows
+from forebay.inference.completion import whole_call
 from forebay.inference.declared import ContractError, as_declared
 from forebay.inference.devices.cpu import Device
 from forebay.inference.groups import Inputs
@@ -33,19 +34,19 @@ class Forward:
         self._buckets = sorted(start.buckets)
         self._least = least_rows(start)
         self.compiled = compiled(model, start, device)
-        self._call = self.compiled or model.forward
+        self._call = self.compiled or whole_call(model, start.max_steps)
 
     def __call__(self, inputs: Inputs, rows: int) -> list[Any]:
         """Run `rows` rows and return the outputs in declared order."""
         if self._buckets:
             inputs = dict(inputs)  # the caller keeps its own alive: another stream may have brought them
             for spec in self._padded:
-                inputs[spec.name] = _up_to_bounds(inputs[spec.name], spec, self._buckets)
+                inputs[spec.name] = up_to_bounds(inputs[spec.name], spec, self._buckets)
         wanted = self.size(rows)
         if wanted != rows:
             inputs = {name: _repeat_last(value, rows, wanted) for name, value in inputs.items()}
         if self._dtype is not None:
-            inputs = {name: _cast(value, self._dtype) for name, value in inputs.items()}
+            inputs = {name: as_precision(value, self._dtype) for name, value in inputs.items()}
         with torch.inference_mode():
             returned = self._call(**inputs)
         outputs = self._checked(returned, wanted)
@@ -78,8 +79,11 @@ class Forward:
         return found
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+def as_precision(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return an input in what the model computes in: fractions alone are cast."""
+    if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.to(dtype)
 
 
 def _repeat_last(value: Any, rows: int, wanted: int) -> Any:
@@ -93,7 +97,7 @@ def _first(value: Any, rows: int, wanted: int) -> Any:
     return value[: len(value) // wanted * rows]
 
 
-def _up_to_bounds(value: torch.Tensor, spec: TensorSpec, bounds: Sequence[int]) -> torch.Tensor:
+def up_to_bounds(value: torch.Tensor, spec: TensorSpec, bounds: Sequence[int]) -> torch.Tensor:
     """Pad the dimensions that vary up to the next bound; what is longer than all of them stays as it is."""
     missing: list[int] = []
     for dim, declared in zip(reversed(value.shape[1:]), reversed(list(spec.shape)[1:]), strict=True):

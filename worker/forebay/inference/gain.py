@@ -99,7 +99,7 @@ def _rate(replicas: Sequence[Replica], seconds: float) -> float | None:
                 return None
             time.sleep(0.002)
             for replica in replicas:
-                for said in replica.messages():
+                for said in replica.messages(time.monotonic()):
                     if isinstance(said, Measured):
                         answers[replica.name] = said
     except (EOFError, OSError):

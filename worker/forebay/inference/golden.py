@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from forebay.inference.completion import whole_call
 from forebay.inference.declared import as_declared
 from forebay.inference.groups import Inputs
-from forebay.inference.model import Model, TensorSpec
+from forebay.inference.model import MOST_STEPS, Model, TensorSpec
 from forebay.inference.samples import collated, distinct_rows, example_rows, first_row, repeated
 
 ROWS = 16
@@ -53,7 +54,7 @@ def run(model: Model, inputs: Inputs, rows: int, device: torch.device, dtype: to
     """Run a model on rows; return its outputs on the host. `dtype` is what fractions are cast to."""
     moved = {name: _moved(value, device, dtype) for name, value in inputs.items()}
     with torch.inference_mode():
-        returned = model.forward(**moved)
+        returned = whole_call(model, MOST_STEPS)(**moved)
     named = returned if isinstance(returned, dict) else {model.outputs[0].name: returned}
     found = [as_declared(spec, named[spec.name], rows) for spec in model.outputs]
     return [value.cpu() if isinstance(value, torch.Tensor) else value for value in found]

@@ -55,10 +55,10 @@ class Launcher:
         except Exception as error:
             if is_sticky(error):
                 raise DeviceLost(where(error)) from error
-            launch.failure = _failure(error)
+            launch.failure = failure_of(error)
             launch.fits = error.fits if isinstance(error, NoRoomError) else 1.0
         if launch.failure is not None:
-            self._abandon()
+            self.abandon()
             launch.drop()
         return launch
 
@@ -99,7 +99,8 @@ class Launcher:
         self._device.download(copies, copied).wait()
         return home
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Take note that a call failed. Raises DeviceLost where no call can succeed."""
         try:
             self._device.abandon()
         except Exception as error:
@@ -154,7 +155,7 @@ def _held(values: Iterable[Any]) -> int:
     return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
 
-def _failure(error: Exception) -> tuple[Code, str]:
+def failure_of(error: Exception) -> tuple[Code, str]:
     """Return the code and the text of a failure; nothing of the exception itself is kept."""
     code = Code.MODEL_ERROR
     if is_out_of_memory(error):

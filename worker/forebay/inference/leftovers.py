@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from forebay.inference.replicas import Finished
+from forebay.inference.matching import Finished
 from forebay.records import Batch, Code, Failure, Reason, Request
 
 
@@ -49,11 +49,14 @@ class Leftovers:
         """Whether something of a model is still to run."""
         return any(one.model == model for one in self._suspects) or any(one.model == model for one in self._returned)
 
-    def lost(self, batches: list[Batch], why: str) -> None:
-        """Take over what a lost replica had: the first batch was running, the others waited."""
-        if batches:
-            self._returned.extend(batches[1:])
-            self._suspect(batches[0], why)
+    def lost(self, begun: list[Batch], batches: list[Batch], why: str) -> None:
+        """Take over what a lost replica had: those that were `begun` are suspect together, the others waited."""
+        self._returned.extend(batches[len(begun) :])
+        if len(begun) == 1:
+            self._suspect(begun[0], why)
+        elif begun:
+            requests = [one for batch in begun for one in batch.requests if id(one) not in batch.answered]
+            self._suspect(Batch(0, begun[0].model, requests, 0, Reason.ISOLATION, 0.0), why)
 
     def accuse(self, request: Request, now: float) -> None:
         """Take a request that an earlier worker held under suspicion: it runs alone, unless it has no attempt left."""

@@ -23,7 +23,7 @@ import torch
 from forebay.errors import ConfigError, ModelError
 from forebay.inference.files import open_file
 from forebay.inference.messages import Start, encode
-from forebay.inference.model import Model, TensorSpec
+from forebay.inference.model import Model, TensorSpec, runs_in_steps
 from forebay.inference.precision import check, convert, set_matmul
 
 _MACHINERY = re.compile(r"site-packages|/forebay/inference/|/lib/python3")
@@ -222,12 +222,23 @@ def _check_declared(model: Model) -> None:
     has_prepare = callable(getattr(model, "prepare", None))
     if has_prepare != bool(model.prepared):
         raise ModelError(f"{name_of(model)} needs both prepare() and prepared = [TensorSpec(…)], or neither")
-    taken = inspect.signature(model.forward).parameters
+    called = _check_calls(model)
+    taken = inspect.signature(getattr(model, called)).parameters
     given = model.prepared or model.inputs
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         for spec in given:
             if spec.name not in taken:
-                raise ModelError(f"{name_of(model)}.forward() takes no argument {spec.name!r}, which is declared")
+                raise ModelError(f"{name_of(model)}.{called}() takes no argument {spec.name!r}, which is declared")
+
+
+def _check_calls(model: Model) -> str:
+    """Return which method takes the inputs: `begin` of a model that runs in steps, else `forward`."""
+    kind, name = type(model), name_of(model)
+    if (kind.step is not Model.step) != (kind.begin is not Model.begin):
+        raise ModelError(f"{name} needs both begin() and step(), or neither")
+    if runs_in_steps(model) and kind.forward is not Model.forward:
+        raise ModelError(f"{name} has forward() and step(): remove step() and begin(), or forward()")
+    return "begin" if runs_in_steps(model) else "forward"
 
 
 def _load_weights(model: Model, path: Path) -> None:

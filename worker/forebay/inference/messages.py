@@ -28,7 +28,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     reloads of the model: those of one share no weights with those of another. Replicas with the same `session` agree on
     what `precision: auto` means; without one each decides alone. `cpu_threads` are what a CPU's replica takes where
     `threads` says nothing; 0: torch's own number. `known` is the canary's answer at an earlier start, once a replica
-    has computed wrongly: the next ones must agree.
+    has computed wrongly: the next ones must agree. `continuous` lets rows of a model that runs in steps join what
+    runs; a row may take `max_steps`.
     """
 
     model: str
@@ -60,6 +61,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     cache_dir: str | None = None
     session: str = ""
     known: list[bytes] = []
+    continuous: bool = False
+    max_steps: int = 4096
 
 
 class Placed(msgspec.Struct, array_like=True):
@@ -135,7 +138,8 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     `curve` has (bucket, rows, seconds) of what the warm-up ran, `peaks` (bucket, rows, bytes) where the device can say;
     `difference` is the largest that the self-check found between a row's outputs, None where there was no check.
     `deviation` is that of the adopted precision from fp32, None where nothing was measured; `tried` what `auto` tried.
-    `answer` is the canary's, by output; empty where there is none, or too much of it.
+    `answer` is the canary's, by output; empty where there is none, or too much of it. `slots` is set where rows join
+    what runs: the staging memory is divided into so many, each for one request.
     """
 
     inputs: list[Spec]
@@ -155,6 +159,8 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     tried: list[Tried] = []
     threads: int = 0
     answer: list[bytes] = []
+    runs_in_steps: bool = False
+    slots: int = 0
 
 
 class Stage(msgspec.Struct, array_like=True, tag="stage"):
@@ -179,7 +185,8 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     that were planned as parts, of a request larger than a batch or of a batch above the cap; the others isolate.
     `recompiles` counts executions that ran uncompiled since the last batch, `refused` those that ran out of memory.
     A preparer answers with it, too: its outputs are prepared tensors, one part per request. It alone sets `seconds`,
-    what each request took, and `costs`, what `prepare` said of each; 0 where it said nothing.
+    each request took, and `costs`, what `prepare` said of each; 0 where it said nothing. `rows` are those of the last
+    step, of a model that runs in steps.
     """
 
     number: int
@@ -198,6 +205,20 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     pieces: int = 0
     recompiles: int = 0
     refused: int = 0
+    rows: int = 0
+
+
+class Stepped(msgspec.Struct, array_like=True, tag="stepped"):
+    """Replica to loop, every 0.1 s while rows run in steps: what was done since, and how many rows run now.
+
+    `row_steps` counts a step once for each of its rows, `restarted` the rows that had to begin again.
+    """
+
+    rows: int
+    steps: int
+    row_steps: int
+    seconds: float
+    restarted: int
 
 
 class Checked(msgspec.Struct, array_like=True, tag="checked"):
@@ -228,4 +249,4 @@ class Stop(msgspec.Struct, array_like=True, tag="stop"):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_replica = msgspec.msgpack.Decoder(Start | Run | Skip | Measure | Stop).decode
-decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done | Checked | Measured | Stage).decode
+decode_to_loop = msgspec.msgpack.Decoder(Ready | Failed | Done | Checked | Measured | Stage | Stepped).decode

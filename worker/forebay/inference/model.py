@@ -29,6 +29,9 @@ DATATYPE_BYTES = {
 }
 """Bytes of one element of each Open Inference Protocol datatype; BYTES elements vary."""
 
+MOST_STEPS = 4096
+"""Steps that a row of a model which runs in steps may take, by default."""
+
 
 _NUMPY_NAMES = {
     "float16": "FP16",
@@ -82,6 +85,7 @@ class TensorSpec:
 class Model:
     """A model as Forebay runs it. Subclass it, declare `inputs` and `outputs`, and write `load` and `forward`.
 
+
     `load(device)` runs once, in the process that runs the model; `load_prepare()` in its place in the processes that
     run `prepare` alone (`inference.prepare_workers`). `forward(**inputs)` gets a whole batch on that
     device under inference mode; BYTES inputs arrive as `list[bytes]` in row order. It returns one tensor, or a
@@ -89,6 +93,11 @@ class Model:
     request's inputs into the tensors that `prepared` declares; what it raises is that request's error alone.
     `example()`, if there is one, gives one request's inputs to warm up with. Keyword arguments of the class
     come from `model.options`.
+
+    A model that runs in steps has `begin` and `step` in place of `forward`. `begin(**inputs)` gets the rows that join
+    and returns a list with one state of any kind per row. `step(states)` gets the states of all rows that run and
+    returns a list with one entry per row: None while it goes on; once it has ended its outputs, a tensor without the
+    row dimension, or a dict by output name. After a call that failed rows may begin again.
     """
 
     inputs: Sequence[TensorSpec]
@@ -108,6 +117,19 @@ class Model:
         """Run one batch."""
         raise NotImplementedError(f"{type(self).__name__} must define forward()")
 
+    def begin(self, *args: Any, **inputs: Any) -> Sequence[Any]:
+        """Begin rows; return a state of any kind for each."""
+        raise NotImplementedError(f"{type(self).__name__} must define begin()")
+
+    def step(self, states: list[Any]) -> Sequence[Any]:
+        """Run one step of all rows; return None for each that goes on, its outputs for each that has ended."""
+        raise NotImplementedError(f"{type(self).__name__} must define step()")
+
     def example(self) -> Mapping[str, Any] | None:
         """Return one request's inputs for the warm-up, or None for zeros (ones where zero is padding)."""
         return None
+
+
+def runs_in_steps(model: Model) -> bool:
+    """Whether a model has `begin` and `step` in place of `forward`."""
+    return type(model).step is not Model.step

@@ -13,7 +13,17 @@ from multiprocessing.connection import Connection
 
 from forebay import failpoints
 from forebay.inference.flights import Flight
-from forebay.inference.messages import Checked, Done, Measure, Measured, Run, Skip, decode_to_replica, encode
+from forebay.inference.messages import (
+    Checked,
+    Done,
+    Measure,
+    Measured,
+    Run,
+    Skip,
+    Stepped,
+    decode_to_replica,
+    encode,
+)
 from forebay.inference.runner import Runner
 
 _LOOK_SECONDS = 0.0001
@@ -30,6 +40,15 @@ class Inbox:
         self._connection = connection
         self._measure = measure
         self._jobs: deque[Run] = deque()
+        self.skip: Callable[[Skip], None] | None = None  # asked, too, where batches are begun before their turn
+
+    def rest(self) -> list[Run]:
+        """Return every batch that has come, without waiting."""
+        while self.has_message():
+            self._read()
+        found = list(self._jobs)
+        self._jobs.clear()
+        return found
 
     def next(self) -> Run:
         """Wait for the next batch; what the loop said of it meanwhile is in it."""
@@ -52,7 +71,7 @@ class Inbox:
             self._read()
         return bool(self._jobs)
 
-    def answer(self, done: Done | Checked | Measured) -> None:
+    def answer(self, done: Done | Checked | Measured | Stepped) -> None:
         """Tell the loop what became of a batch, or of a measurement."""
         try:
             self._connection.send_bytes(encode(done))
@@ -70,6 +89,8 @@ class Inbox:
             for job in self._jobs:
                 if job.number == message.number:
                     job.skipped += message.requests
+            if self.skip is not None:
+                self.skip(message)
         elif isinstance(message, Measure) and self._measure is not None:
             self.answer(self._measure(message))
         else:

@@ -16,8 +16,9 @@ from forebay import failpoints
 from forebay.errors import DeviceLostError, ModelError
 from forebay.inference.leftovers import Leftovers
 from forebay.inference.limits import Limits, Notice, cannot_start, on_checked, on_ready, on_stage
+from forebay.inference.matching import Finished, finished
 from forebay.inference.messages import Checked, Done, Failed, Ready, Stage
-from forebay.inference.replicas import Finished, Replica, State, finished
+from forebay.inference.replicas import Replica, State
 from forebay.inference.soundness import Soundness
 from forebay.inference.succession import Succession
 from forebay.records import Batch, Request, Signature
@@ -44,10 +45,9 @@ class Pool:
         self.leftovers = Leftovers(kind, limits.max_attempts, numbers)
         self._soundness = Soundness(limits.canary_interval, numbers)
         self.poller = poller or select.poll()  # two pools that share one wake the loop both
-        self._stillborn = 0
+        self._stillborn = self.restarts = 0
         self.succession = Succession(self.poller, limits)
         self.notices: deque[Notice] = deque()
-        self.restarts = 0
         self.signatures: dict[str, Signature] = {}
         self.curves: dict[str, list[tuple[int, int, float]]] = {}
         self.shares: dict[str, float] = {}
@@ -106,11 +106,7 @@ class Pool:
         Raises ModelError where a model cannot start, DeviceLostError where replicas keep dying.
         """
         back: list[Finished] = []
-        if (
-            wait > 0
-            and not self.leftovers.has_poisoned
-            and not any(replica.answers_at_once for replica in self._replicas)
-        ):
+        if wait > 0 and not self.leftovers.has_poisoned and not any(one.answers_at_once for one in self._replicas):
             if wait < 0.001:  # poll counts in milliseconds, and rounds up
                 time.sleep(wait)
             else:
@@ -132,6 +128,11 @@ class Pool:
         """Forget the suspects that `unwanted` picks; what a replica is running comes back all the same."""
         return self.leftovers.drop(unwanted)
 
+    def stop_steps(self, unwanted: Callable[[Request], bool]) -> None:
+        """Take rows out of what runs in steps whose outcome nobody wants; their requests come back without one."""
+        for replica in self._replicas:
+            replica.stop_steps(unwanted)
+
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests that have not come back and are still wanted; an answer that waits is not looked into."""
         for batch in self._running():
@@ -151,21 +152,20 @@ class Pool:
         return gone
 
     def expire(self, now: float) -> list[Request]:
-        """Return the requests whose deadline passed before their batch ran: a long one may run in front of it."""
+        """Return the requests whose deadline passed before their batch ran, or while their rows ran in steps."""
 
         def is_late(request: Request) -> bool:
             return request.deadline is not None and request.deadline <= now
 
         found = self.drop(is_late) if self.leftovers else []
         for replica in self._replicas:
-            if any(batch.deadline is not None and batch.deadline <= now for batch, _ in list(replica.running)[1:]):
+            if any(batch.deadline is not None and batch.deadline <= now for batch in replica.behind):
                 found += replica.answer_early(is_late)
         return found
 
     def overdue(self, now: float) -> str | None:
         """Name a replica that runs far beyond its time and was not replaced; None where there is none."""
-        limit = self._limits.execution_timeout
-        return next((found for one in self._replicas if (found := one.overdue(now, limit))), None)
+        return next((why for one in self._replicas if (why := one.overdue(now, self._limits.execution_timeout))), None)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Return the bytes that each replica reported last, by kind."""
@@ -212,7 +212,7 @@ class Pool:
 
     def _listen(self, replica: Replica, now: float, back: list[Finished]) -> None:
         try:
-            for message in replica.messages():
+            for message in replica.messages(now):
                 if isinstance(message, Done):
                     self._stillborn = 0
                     self._take(replica, finished(replica, message, now), now, back)
@@ -282,7 +282,7 @@ class Pool:
         self.restarts += 1
         self._stillborn += 1
         replica.deaths += 1
-        self.leftovers.lost([batch for batch, _ in replica.running], why)
+        self.leftovers.lost(replica.begun, [batch for batch, _ in replica.running], why)
         in_a_row = max(self._stillborn, replica.deaths)
         replica.down(now + min(2.0 ** (in_a_row - 2), 30.0) if in_a_row > 1 else now)
         self.notices.append(Notice(f"{self.kind}_lost", replica.model, {self.kind: replica.name, "why": why}))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from forebay.breaker import Breakers
+from forebay.inference.matching import Finished
 from forebay.inference.pool import Pool
-from forebay.inference.replicas import Finished
 from forebay.records import Batch, Code, Failure, Output, Reason, Request, TensorShape, lane_of
 
 TARGET_SECONDS = 0.004

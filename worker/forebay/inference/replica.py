@@ -27,12 +27,15 @@ from forebay.inference.devices import Device, open_device
 from forebay.inference.example import DeviceLost
 from forebay.inference.loading import sharing, where
 from forebay.inference.messages import Done, Failed, Ready, Run, Spec, Stage, Start, decode_to_replica, encode
-from forebay.inference.model import Model, TensorSpec
+from forebay.inference.model import Model, TensorSpec, runs_in_steps
 from forebay.inference.pipeline import HungUpError, Inbox, Pipeline
 from forebay.inference.processes import be_a_process, name_process
 from forebay.inference.rehearsal import measure, rehearse
 from forebay.inference.runner import Runner
 from forebay.inference.selfcheck import SelfCheck, self_check
+from forebay.inference.staging import SlotSize, divide, slots_of
+from forebay.inference.stepping import Stepping
+from forebay.inference.steps import check_settings
 from forebay.inference.warmup import WarmUp, may_take_fewer, sizes, take_threads, warm_up, with_fewer_threads
 
 EXIT_DEVICE_LOST = 75
@@ -60,7 +63,7 @@ def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None)
     if runner is None:
         return 1
     inbox = Inbox(connection, partial(measure, runner) if isinstance(runner, Runner) else None)
-    turn = Pipeline(runner, inbox).turn if isinstance(runner, Runner) else partial(_turn, runner, inbox)
+    turn = _turns(runner, inbox) if isinstance(runner, Runner) else partial(_turn, runner, inbox)
     try:
         while True:
             turn()
@@ -76,6 +79,14 @@ def serve(connection: Connection, memory: mmap.mmap, begin: Begin | None = None)
 def _tell(connection: Connection, stage: Stage) -> None:
     with contextlib.suppress(OSError):  # the loop has gone: it is noticed when the answer is sent
         connection.send_bytes(encode(stage))
+
+
+def _turns(runner: Runner, inbox: Inbox) -> Callable[[], None]:
+    if runner.steps is None:
+        return Pipeline(runner, inbox).turn
+    stepping = Stepping(runner, runner.steps, inbox.answer)
+    inbox.skip = stepping.skip
+    return partial(stepping.turn, inbox)
 
 
 def _turn(runner: Running, inbox: Inbox) -> None:
@@ -114,6 +125,11 @@ def _get_ready(start: Start, memory: mmap.mmap, device: Device, notes: list[str]
     with sharing(start):
         model, adopted = adopt_shared(start, device) if start.sharing > 1 else adopt(start, device)
         start.precision = adopted.precision
+        check_settings(model, start)
+        joins = runs_in_steps(model) and start.continuous
+        if joins:
+            divided = divide(SlotSize(start.input_bytes, start.slot_bytes - start.input_bytes), start)
+            start.slots, start.input_bytes, start.slot_bytes = slots_of(start), divided.inputs, divided.total
         device.settle()
         if start.compile == "cudagraph" and not start.sizes:  # every size that is not one of these would have no graph
             start.sizes = sizes(start.max_batch_size)
@@ -127,7 +143,7 @@ def _get_ready(start: Start, memory: mmap.mmap, device: Device, notes: list[str]
         device=device.name,
         load_seconds=loaded - began,
         warm_up_seconds=time.perf_counter() - loaded,
-        curve=warm.curve,
+        curve=[] if joins else warm.curve,  # what the example took says nothing of how long another row runs
         notes=[*notes, *adopted.notes, *warm.notes, *(checked.notes if checked is not None else [])],
         prepared=[_spec(spec) for spec in model.prepared] if start.takes_prepared else [],
         peaks=warm.peaks,
@@ -138,6 +154,8 @@ def _get_ready(start: Start, memory: mmap.mmap, device: Device, notes: list[str]
         tried=adopted.tried,
         threads=torch.get_num_threads() if device.device.type == "cpu" else 0,
         answer=runner.canary.answer if runner.canary is not None else [],
+        runs_in_steps=runs_in_steps(model),
+        slots=start.slots if joins else 0,
     )
     return ready, runner
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -19,16 +18,17 @@ from forebay.inference.messages import (
     Skip,
     Stage,
     Start,
+    Stepped,
     decode_to_loop,
     encode,
 )
+from forebay.inference.progress import Progress
 from forebay.inference.staging import Staging
 from forebay.inference.transports import Transport
-from forebay.records import Batch, Code, Failure, Output, Request, Signature, TensorShape, Timings
+from forebay.records import Batch, Output, Request, Signature, TensorShape
 
 if TYPE_CHECKING:
     from forebay.inference.soundness import Doubt
-
 
 _OVERDUE_SECONDS = 30.0
 
@@ -40,25 +40,6 @@ class State(Enum):
     READY = "ready"
     DOWN = "down"
     RETIRING = "retiring"
-
-
-@dataclass(slots=True)
-class Finished:
-    """A batch that came back: outputs of requests that ran together, and the failures of the others.
-
-    `seconds` and `costs` are a preparer's, by index of the batch's requests: see `messages.Done`. `unsound` is why the
-    model fails its own example where every request failed. `signature` is that of the replica which ran it.
-    """
-
-    batch: Batch
-    results: list[tuple[list[Request], list[Output]]]
-    failures: list[tuple[Request, Failure]]
-    timings: Timings = field(default_factory=Timings)
-    left: list[Request] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    costs: list[float] = field(default_factory=list)
-    unsound: str = ""
-    signature: Signature | None = None
 
 
 class Replica:
@@ -78,6 +59,8 @@ class Replica:
         self.failures = 0  # canaries in a row that ended in an error
         self.deaths = 0  # since its last batch
         self.idle_since = 0.0
+        self.progress = Progress()
+        self._most_rows = 0  # that run and wait at once, of a model whose rows join what runs; 0: it runs batches
         self._staged: Signature | None = None
         self._answer: list[bytes] = []
         self._start = start
@@ -96,6 +79,8 @@ class Replica:
 
         A canary holds nobody up: what comes is staged behind it at once.
         """
+        if self._most_rows:
+            return 0.0
         expected = [batch.expected for batch, job in self.running if not job.check]
         if not expected:
             return 0.0
@@ -103,8 +88,8 @@ class Replica:
 
     @property
     def busy_since(self) -> float | None:
-        """When it began what it runs; None while it is idle."""
-        return self._since if self.running else None
+        """When it began what it runs; None while it is idle, or runs in steps: others run beside it then."""
+        return self._since if self.running and not self._most_rows else None
 
     @property
     def expected(self) -> float:
@@ -114,7 +99,22 @@ class Replica:
     @property
     def has_room(self) -> bool:
         """Whether a batch can be staged, to run now or next."""
-        return self.state is State.READY and self._staging.free > 0 and self.doubt is None
+        is_full = self._most_rows and sum([batch.rows for batch, _ in self.running]) >= self._most_rows
+        return self.state is State.READY and self._staging.free > 0 and self.doubt is None and not is_full
+
+    @property
+    def behind(self) -> list[Batch]:
+        """The batches of which requests can still be taken out: all but the one that runs, or all where rows leave."""
+        return [batch for batch, _ in (self.running if self._most_rows else list(self.running)[1:])]
+
+    @property
+    def begun(self) -> list[Batch]:
+        """The batches that may have been begun, in order: the first one, or as many as have rows that run in steps."""
+        found: list[Batch] = []
+        for batch, _ in self.running:
+            if not found or sum(one.rows for one in found) < self._start.max_batch_size * bool(self._most_rows):
+                found.append(batch)
+        return found
 
     @property
     def answers_at_once(self) -> bool:
@@ -149,8 +149,7 @@ class Replica:
 
     def checked(self, checked: Checked, now: float) -> None:
         """Take in that the canary has run."""
-        _, job = self.running.popleft()
-        assert job.number == checked.number
+        _, job = self._came_back(checked.number)
         self._since = self.idle_since = now
         self.memory = checked.memory or self.memory
         self._staging.release(job.slot)
@@ -160,9 +159,9 @@ class Replica:
         self._start.known = self._start.known or self._answer
 
     def answer_early(self, late: Callable[[Request], bool]) -> list[Request]:
-        """Return requests of batches that were not begun and are answered now; the replica is told to skip them."""
+        """Return requests that can still be taken out and are answered now; the replica is told to skip them."""
         found: list[Request] = []
-        for batch, _ in list(self.running)[1:]:
+        for batch in self.behind:
             picked = [
                 index
                 for index, request in enumerate(batch.requests)
@@ -171,35 +170,56 @@ class Replica:
             if picked:
                 found += [batch.requests[index] for index in picked]
                 batch.answered.update(id(batch.requests[index]) for index in picked)
-                with contextlib.suppress(OSError):  # a replica that is gone is noticed where it is listened to
-                    self.transport.send(encode(Skip(batch.number, picked)))
+                self._leave_out(batch, picked)
         return found
 
-    def messages(self) -> Iterator[Ready | Failed | Done | Checked | Stage]:
+    def stop_steps(self, unwanted: Callable[[Request], bool]) -> None:
+        """Tell the replica to leave out requests that `unwanted` picks, where rows join what runs."""
+        for batch in self.behind if self._most_rows else ():
+            if picked := [index for index, request in enumerate(batch.requests) if unwanted(request)]:
+                self._leave_out(batch, picked)
+
+    def _leave_out(self, batch: Batch, picked: list[int]) -> None:
+        with contextlib.suppress(OSError):  # a replica that is gone is noticed where it is listened to
+            self.transport.send(encode(Skip(batch.number, picked)))
+
+    def messages(self, now: float) -> Iterator[Ready | Failed | Done | Checked | Stage]:
         """Yield what the replica has said. Raises EOFError where it is gone."""
         while (raw := self.transport.receive()) is not None:
             message = decode_to_loop(raw)
             if isinstance(message, Stage):
                 self._stage = message.name.replace("_", " ")
-            yield message
+            if isinstance(message, Stepped):
+                self.progress.add(message, now)
+            else:
+                yield message
 
     def became_ready(self, ready: Ready) -> Signature:
         """Take over what the replica says of its model."""
         self.state = State.READY
         self.device = ready.device
         self._answer = ready.answer
+        if ready.slots:
+            self._staging.divide(self._start)
+            self._most_rows = self._staging.slots - 1  # one is the canary's
         inputs, outputs, prepared = (
             tuple(TensorShape(spec.name, spec.datatype, tuple(spec.shape), spec.pad) for spec in declared)
             for declared in (ready.inputs, ready.outputs, ready.prepared)
         )
-        self.signature = Signature(self.model, self._start.version, inputs, outputs, ready.prepares, prepared)
+        room = self._staging.room(len(prepared or inputs)) if ready.slots else 0
+        self.signature = Signature(self.model, self._start.version, inputs, outputs, ready.prepares, prepared, room)
         self._staged = Signature(self.model, self._start.version, prepared, outputs) if prepared else self.signature
         return self.signature
 
+    def _came_back(self, number: int) -> tuple[Batch, Run]:
+        """Remove and return what `number` is about; rows that run in steps come back in any order."""
+        found = next(pair for pair in self.running if pair[1].number == number)
+        self.running.remove(found)
+        return found
+
     def take(self, done: Done, now: float) -> tuple[Batch, list[tuple[Part, list[Output]]]]:
         """Return the batch that `done` is about with its outputs, copied out of the slot, which is free again."""
-        batch, job = self.running.popleft()
-        assert job.number == done.number
+        batch, job = self._came_back(done.number)
         assert self.signature is not None
         self._since = self.idle_since = now
         self.memory = done.memory
@@ -213,6 +233,9 @@ class Replica:
         self._staging.release(job.slot)
         return batch, parts
 
+    def _heard_at(self) -> float:
+        return max(self._since, self.progress.told_at)
+
     def late(self, now: float, execution_timeout: float, start_timeout: float) -> str | None:
         """Say what takes too long; None if nothing does."""
         if self.state is State.STARTING and now - self._since > start_timeout:
@@ -221,14 +244,14 @@ class Replica:
                 f"the model was not ready within {within} and got as far as {self._stage}; raise it if that takes so "
                 "long, else see what load() or forward() waits for"
             )
-        if self.running and now - self._since > execution_timeout:
+        if self.running and now - self._heard_at() > execution_timeout:
             what = "its canary" if self.running[0][1].check else "a batch"
             return f"{what} took longer than inference.execution_timeout_ms ({execution_timeout * 1000:.0f} ms)"
         return None
 
     def overdue(self, now: float, execution_timeout: float) -> str | None:
         """Say that it runs far beyond its time; None mostly: one that is late is replaced."""
-        if not self.running or now - self._since <= 2 * execution_timeout + _OVERDUE_SECONDS:
+        if not self.running or now - self._heard_at() <= 2 * execution_timeout + _OVERDUE_SECONDS:
             return None
         what = "its canary" if self.running[0][1].check else "one batch"
         return f"replica {self.name} has run {what} for {now - self._since:.0f} s and was not replaced"
@@ -243,6 +266,7 @@ class Replica:
             self.state = State.DOWN
         self.relaunch_at = relaunch_at
         self.running.clear()
+        self.progress.rows = 0
         self.doubt, self.failures = None, 0
 
     def stop(self) -> None:
@@ -250,46 +274,3 @@ class Replica:
         self.transport.stop()
         self.state = State.DOWN
         self._staging.close()
-
-
-def finished(replica: Replica, done: Done, now: float) -> Finished:
-    """Match what a replica did to the requests of the batch, by index: a later part replaces an earlier one."""
-    batch, parts = replica.take(done, now)
-    requests = batch.requests
-    timings = Timings(
-        done.stage_seconds,
-        done.forward_seconds,
-        done.total_seconds,
-        done.executions,
-        done.pieces,
-        done.cap or None,
-        done.recompiles,
-        done.refused,
-    )
-    failed = {mistake.request: Failure(Code(mistake.code), mistake.message) for mistake in done.mistakes}
-    answered = {index for index, one in enumerate(requests) if id(one) in batch.answered} if batch.answered else set()
-    failures = [(requests[index], failure) for index, failure in failed.items() if index not in answered]
-    left = [requests[index] for index in done.left if index not in answered]
-    if len(parts) == 1 and not failed and not done.left and not answered:
-        whole = [(requests, parts[0][1])]
-        return Finished(batch, whole, failures, timings, [], done.seconds, done.costs, "", replica.signature)
-    results: list[tuple[list[Request], list[Output]]] = []
-    missing = set(range(len(requests))) - set(failed) - set(done.left) - answered
-    for part, outputs in reversed(parts):
-        begin = 0
-        rows = sum(requests[index].rows for index in part.requests)
-        for index in part.requests:
-            end = begin + requests[index].rows
-            if index in missing:
-                missing.remove(index)
-                results.append(([requests[index]], [_slice(output, begin, end, rows) for output in outputs]))
-            begin = end
-    lost = Failure(Code.INTERNAL, "the replica returned nothing for this request")
-    failures += [(requests[index], lost) for index in sorted(missing)]
-    told = (done.seconds, done.costs, done.unsound)
-    return Finished(batch, results, failures, timings, left, *told, replica.signature)
-
-
-def _slice(output: Output, begin: int, end: int, rows: int) -> Output:
-    width = len(output.content) // rows
-    return Output(output.dims, output.content[begin * width : end * width])

@@ -26,10 +26,11 @@ from forebay.inference.groups import Group, Inputs, bucket_of
 from forebay.inference.launching import Launcher
 from forebay.inference.loading import printable, where
 from forebay.inference.messages import Done, Mistake, Part, Run, Start
-from forebay.inference.model import Model
+from forebay.inference.model import Model, runs_in_steps
 from forebay.inference.peaks import Peaks
 from forebay.inference.preparation import Preparation
 from forebay.inference.slots import Slot
+from forebay.inference.steps import Steps
 from forebay.records import Code
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Runner:
     """Runs the batches of one replica. Its thread alone calls it."""
 
     def __init__(self, model: Model, device: Device, start: Start, memory: mmap.mmap) -> None:
-        self._device = device
+        self.device = device
         self._start = start
         self.memory = memory
         self.specs = list((start.takes_prepared and model.prepared) or model.inputs)
@@ -55,10 +56,11 @@ class Runner:
         self._preparation = Preparation(model, memory)
         self._example = Example()
         self.canary: Canary | None = None
+        self.steps = Steps(model, start, device) if runs_in_steps(model) else None
         self.forward = Forward(model, start, device)
         self.memory_caps = Caps(start.max_batch_size)
         self.room_caps = Caps(start.max_batch_size)
-        self._launcher = Launcher(device, self.forward, model.outputs, self.memory_caps)
+        self.launcher = Launcher(device, self.forward, model.outputs, self.memory_caps)
         self._crowded = 0
         self._held = 0
         self.rehearsed: dict[int, Run] = {}
@@ -69,11 +71,11 @@ class Runner:
 
     def may_overlap(self, flight: Flight) -> bool:
         """Whether a batch may be begun before the one in front of it, `flight`, is finished."""
-        return self._device.overlaps and not self._crowded and not flight.waiting
+        return self.device.overlaps and not self._crowded and not flight.waiting
 
     def predict(self, points: list[tuple[int, int, int]]) -> None:
         """Let batches go by the peaks that the warm-up measured, as (bucket, rows, bytes)."""
-        self._launcher.peaks = Peaks(points, self._device.room())
+        self.launcher.peaks = Peaks(points, self.device.room())
 
     def remember(self, inputs: Callable[[], Inputs]) -> None:
         """Take the warm-up's example, one row that this model runs without an error as long as it is sound."""
@@ -81,7 +83,7 @@ class Runner:
 
     def trial(self, inputs: Inputs, rows: int) -> list[Any]:
         """Run rows that belong to no request; return their outputs on the host."""
-        return self._launcher.trial(inputs, rows)
+        return self.launcher.trial(inputs, rows)
 
     def run(self, job: Run) -> Done:
         """Run a batch and say where in the slot its outputs are. Raises DeviceLost where no forward can succeed."""
@@ -89,31 +91,37 @@ class Runner:
 
     def begin(self, job: Run, *, beside: bool = False) -> Flight:
         """Stage a batch and launch its first group. `beside` says that the batch before it is not finished."""
+        flight, groups = self.stage(job)
+        done = flight.done
+        planned = [piece for group in groups for piece in group.within(self._limit(group.bucket))]
+        parts = sum(-(-group.total // self.launcher.limit(group.bucket)) for group in planned)
+        done.pieces = parts
+        done.stage_seconds = time.perf_counter() - flight.began
+        flight.waiting = planned[::-1]
+        if not beside or (flight.waiting and self.launcher.fits_beside(flight.waiting[-1], self._held)):
+            self.resume(flight, beside=beside)
+        return flight
+
+    def stage(self, job: Run) -> tuple[Flight, list[Group]]:
+        """Read a batch out of its slot, and prepare it where that is done here; return who is to run together."""
         began = time.perf_counter()
         done = Done(job.number, [], [], 0.0, 0.0, 0.0, 0, {})
         slot = Slot(self.memory, job.slot * self._start.slot_bytes, self._start.input_bytes, self._start.slot_bytes)
         flight = Flight(job, done, slot, began, (self.memory_caps.saved(), self.room_caps.saved()))
         rows = job.rows or [1] * job.requests
         made = self._prepared(flight, rows) if self.prepares else [self._staged(flight, rows)]
-        groups = [left for group in made if (left := group.without(job.skipped)) is not None]
-        planned = [piece for group in groups for piece in group.within(self._limit(group.bucket))]
-        parts = sum(-(-group.total // self._launcher.limit(group.bucket)) for group in planned)
-        done.pieces = parts
         done.stage_seconds = time.perf_counter() - began
-        flight.waiting = planned[::-1]
-        if not beside or (flight.waiting and self._launcher.fits_beside(flight.waiting[-1], self._held)):
-            self.resume(flight, beside=beside)
-        return flight
+        return flight, [left for group in made if (left := group.without(job.skipped)) is not None]
 
     def resume(self, flight: Flight, *, beside: bool = False) -> None:
         """Launch what a batch waits with, unless it is launched: the device may not have had the memory before."""
         if flight.launch is None and flight.waiting:
-            flight.launch = self._launcher.launch(flight, flight.waiting.pop(), beside)
+            flight.launch = self.launcher.launch(flight, flight.waiting.pop(), beside)
             self._held = flight.launch.held
 
     def is_done(self, flight: Flight) -> bool:
         """Whether `finish` would have something to do at once."""
-        return flight.launch is None or self._launcher.is_landed(flight.launch)
+        return flight.launch is None or self.launcher.is_landed(flight.launch)
 
     def finish(self, flight: Flight) -> Done:
         """Bring a batch home: run what is left of it and what failed."""
@@ -123,33 +131,42 @@ class Runner:
             if launch is not None and launch.failure is not None:
                 self._failed(flight, launch, *launch.failure)
             elif launch is not None:
-                self._launcher.land(flight, launch)
+                self.launcher.land(flight, launch)
                 self._keep(flight, launch)
             elif not self._leaves(flight, flight.waiting[-1]):
-                flight.launch = self._launcher.launch(flight, flight.waiting.pop())
+                flight.launch = self.launcher.launch(flight, flight.waiting.pop())
         if len(done.mistakes) >= flight.job.requests:
-            self._is_unsound(done)
+            self.is_unsound(done)
         self._learn(flight)
         now = time.perf_counter()
         done.total_seconds = now - max(flight.began, self._finished_at)  # not what it waited for the one in front
         self._finished_at = now
-        if now - self._figures_at >= _MEMORY_EVERY:  # asking a driver costs more than a small batch
-            self._look_at_memory(now)
-        done.memory = self._figures
+        done.memory = self.figures(now)
         return done
 
+    def figures(self, now: float) -> dict[str, int]:
+        """Return the bytes of the device and the process by kind, not older than half a second."""
+        if now - self._figures_at >= _MEMORY_EVERY:  # asking a driver costs more than a small batch
+            self._look_at_memory(now)
+        return self._figures
+
+    def recover(self) -> None:
+        """Give memory back after an allocation failed; an exception of the model's own may hold some in a cycle."""
+        gc.collect()
+        self.device.recover()
+
     def _look_at_memory(self, now: float) -> None:
-        self._figures, self._figures_at = {**self._device.memory(), "staging": len(self.memory)}, now
-        peaks = self._launcher.peaks
+        self._figures, self._figures_at = {**self.device.memory(), "staging": len(self.memory)}, now
+        peaks = self.launcher.peaks
         if peaks.room is not None:  # others may have taken memory of the device, or given some back
-            peaks.room = self._device.room()
+            peaks.room = self.device.room()
             self._figures["batch_room"] = peaks.room or 0
 
     def _prepared(self, flight: Flight, rows: list[int]) -> list[Group]:
         def failed(request: int, error: Exception) -> None:
             if is_sticky(error):
                 raise DeviceLost(where(error)) from error
-            _mistake(flight, request, Code.MODEL_ERROR, f"prepare: {where(error)}")
+            mistake(flight, request, Code.MODEL_ERROR, f"prepare: {where(error)}")
 
         base = flight.job.slot * self._start.slot_bytes
         groups = self._preparation.run(flight.job, base, rows, failed)
@@ -164,7 +181,7 @@ class Runner:
         return Group(range(job.requests), rows, inputs, job.bucket)
 
     def _limit(self, bucket: int) -> int:
-        return min(self._launcher.limit(bucket), self.room_caps.rows(bucket))
+        return min(self.launcher.limit(bucket), self.room_caps.rows(bucket))
 
     def _keep(self, flight: Flight, launch: Launch) -> None:
         """Say where the outputs of a group are; let rows that are not finite run alone."""
@@ -172,7 +189,7 @@ class Runner:
         flight.ran[group.bucket] = max(flight.ran.get(group.bucket, 0), launch.rows)
         if finite is not None and len(group.requests) == 1:
             flight.slot.position = launch.since
-            _mistake(flight, group.requests[0], Code.NON_FINITE_OUTPUT, "an output has NaN or infinity")
+            mistake(flight, group.requests[0], Code.NON_FINITE_OUTPUT, "an output has NaN or infinity")
             return
         flight.bytes_per_row = (flight.slot.position - launch.since) / group.total
         flight.done.parts.append(Part(list(group.requests), [place for place in launch.placed if place is not None]))
@@ -206,11 +223,11 @@ class Runner:
             return
         if code is Code.RESULT_TOO_LARGE:  # it alone is so large: the others need no cap for that
             self.room_caps.restore({})
-        _mistake(flight, group.requests[0], code, message)
-        if len(done.mistakes) == _ASK_AFTER and not done.parts and self._is_unsound(done):
+        mistake(flight, group.requests[0], code, message)
+        if len(done.mistakes) == _ASK_AFTER and not done.parts and self.is_unsound(done):
             for waiting in flight.waiting:  # halving on would find every request guilty of the model's fault
                 for request in waiting.requests:
-                    _mistake(flight, request, code, message)
+                    mistake(flight, request, code, message)
             flight.waiting.clear()
 
     def _makes_room(self, flight: Flight, launch: Launch) -> bool:
@@ -221,8 +238,7 @@ class Runner:
             self._crowded = CLEAN
             flight.waiting.append(group)
             return True
-        gc.collect()  # an exception of the model's own may hold the batch in a cycle
-        self._device.recover()
+        self.recover()
         flight.clean = False
         if launch.rows > 1:
             self.memory_caps.refused(group.bucket, launch.rows)
@@ -252,27 +268,27 @@ class Runner:
             for caps in (self.memory_caps, self.room_caps):
                 if flight.clean:
                     caps.ran(bucket, rows)
-            predicted = self._launcher.peaks.bound(bucket, self._start.max_batch_size)
+            predicted = self.launcher.peaks.bound(bucket, self._start.max_batch_size)
             for known in (self.memory_caps.known(bucket), self.room_caps.known(bucket), predicted):
                 done.cap = min(done.cap, known) if done.cap and known else done.cap or known
         if self.forward.compiled is not None:
             fallbacks = self.forward.compiled.fallbacks
             done.recompiles, self._fallbacks = fallbacks - self._fallbacks, fallbacks
 
-    def _is_unsound(self, done: Done) -> bool:
+    def is_unsound(self, done: Done) -> bool:
         """Whether the model fails its own example, too; `done.unsound` says how."""
         if not done.unsound and any(mistake.code != Code.RESULT_TOO_LARGE for mistake in done.mistakes):
             done.unsound = self._example.complaint()
             if done.unsound:  # it may have run out of memory; emptying the cache holds the device up
-                self._device.recover()
+                self.device.recover()
         return bool(done.unsound)
 
     def close(self) -> None:
         """Let go of the staging memory: nothing runs any more."""
-        self._device.unpin(self.memory)
+        self.device.unpin(self.memory)
 
 
-def _mistake(flight: Flight, request: int, code: Code, message: str) -> None:
+def mistake(flight: Flight, request: int, code: Code, message: str) -> None:
     flight.done.mistakes.append(Mistake(request, code.value, printable(message[:500])))
 
 

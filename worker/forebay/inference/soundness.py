@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from forebay.inference.matching import Finished
 from forebay.inference.messages import Checked
-from forebay.inference.replicas import Finished, Replica, State
+from forebay.inference.replicas import Replica, State
 from forebay.records import Batch
 
 _LOOKS_PER_INTERVAL = 10

@@ -19,11 +19,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from forebay.inference.messages import Placed, Run
+from forebay.inference.messages import Placed, Run, Start
 from forebay.inference.model import DATATYPE_BYTES
 from forebay.records import Batch, Request, Signature, TensorShape
 
 _ALIGNMENT = 64
+MARGIN = 65_536
+"""Bytes of a slot beyond those of a batch: for what alignment and the lengths of texts add."""
 _COPY_DIRECTLY = 8192
 NUMPY = {
     "BOOL": "?",
@@ -47,6 +49,26 @@ class SlotSize:
     def total(self) -> int:
         """Bytes of the slot."""
         return self.inputs + self.outputs
+
+
+def spare(rows: int) -> int:
+    """Return how many rows wait in the replica behind `rows` that run in steps, to join without a word of the loop."""
+    return max(rows // 8, 1)
+
+
+def slots_of(start: Start) -> int:
+    """Return the slots of a model whose rows join what runs: one per row, those that wait, and the canary's."""
+    return start.max_batch_size + spare(start.max_batch_size) + 1
+
+
+def divide(size: SlotSize, start: Start) -> SlotSize:
+    """Return how large each of them is: together they have the memory of the slots that batches would be staged in."""
+    slots = slots_of(start)
+
+    def share(part: int) -> int:
+        return part * start.slots // slots // _ALIGNMENT * _ALIGNMENT
+
+    return SlotSize(share(size.inputs), share(size.outputs))
 
 
 def create_memory(size: int) -> int:
@@ -76,6 +98,16 @@ class Staging:
     def free(self) -> int:
         """Slots that no batch is in."""
         return len(self._free)
+
+    def divide(self, start: Start) -> None:
+        """Make the slots of `start`, for batches, those of a model whose rows join what runs; no batch is in any."""
+        if self.slots != slots_of(start):
+            self.size, self.slots = divide(self.size, start), slots_of(start)
+            self.reset()
+
+    def room(self, inputs: int) -> int:
+        """Return the bytes that one request of so many inputs may have in a slot of its own."""
+        return self.size.inputs - inputs * _ALIGNMENT
 
     def take(self) -> int:
         """Return a free slot, for the replica to write into."""

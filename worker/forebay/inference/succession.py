@@ -141,7 +141,7 @@ class Succession:
     def _hear(self, successors: _Successors, replica: Replica, now: float) -> None:
         """Take in what one successor says; what speaks against it speaks against all."""
         try:
-            for message in replica.messages():
+            for message in replica.messages(now):
                 if isinstance(message, Ready):
                     replica.became_ready(message)
                     successors.told[replica.name] = message

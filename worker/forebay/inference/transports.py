@@ -1,7 +1,7 @@
-"""How the loop reaches a replica: a process of its own (the default), a thread, or inline in the loop.
+"""How the loop reaches a replica: a process of its own (the default), or a thread; for `inline` see there.
 
-Each carries the same messages and the same staging slots. No torch is imported here, except by `thread` and `inline`,
-which run the model in this process.
+Each carries the same messages and the same staging slots. No torch is imported here, except by `thread`, which runs the
+model in this process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from forebay.inference.forkserver import SERVER, Forked, can_fork
-from forebay.inference.messages import Run, Start, decode_to_replica, encode
 from forebay.inference.processes import signals_held
 
 _EXIT_GRACE_SECONDS = 2.0
@@ -237,61 +235,3 @@ class ThreadTransport(_Connected):
         self.hang_up()
         if self._thread is not None:
             self._thread.join(_EXIT_GRACE_SECONDS)
-
-
-class InlineTransport:
-    """A replica in the loop's own thread: for tests and tiny models. While it computes, nothing is polled."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-        self._answers: deque[bytes] = deque()
-        self._runner: object = None
-
-    def launch(self) -> None:
-        """Do nothing: the model is loaded by the first message."""
-        self._runner = None
-
-    def send(self, message: bytes) -> None:
-        """Run what the message asks for."""
-        from forebay.inference.example import DeviceLost
-        from forebay.inference.replica import begin_replica
-        from forebay.inference.runner import Runner
-
-        job = decode_to_replica(message)
-        if isinstance(job, Start):
-            answer, self._runner = begin_replica(job, self._memory)
-            self._answers.append(encode(answer))
-        elif isinstance(job, Run) and isinstance(self._runner, Runner):
-            try:
-                self._answers.append(encode(self._runner.run(job)))
-            except DeviceLost as error:
-                raise OSError(f"the device is lost: {error}") from error
-
-    def receive(self) -> bytes | None:
-        """Return the next answer."""
-        return self._answers.popleft() if self._answers else None
-
-    def descriptor(self) -> int | None:
-        """Return None: answers are there at once."""
-        return None
-
-    def gone(self) -> str | None:
-        """Return None: it lives as long as the loop."""
-        return None
-
-    def hang_up(self) -> None:
-        """Forget the model."""
-        if self._runner is not None:
-            from forebay.inference.runner import Runner
-
-            if isinstance(self._runner, Runner):
-                self._runner.close()
-        self._runner = None
-
-    def kill(self) -> bool:
-        """Say that it cannot be killed."""
-        return False
-
-    def stop(self) -> None:
-        """Forget the model."""
-        self.hang_up()

@@ -102,7 +102,7 @@ def _warm_bucket(
 def _run(runner: Runner, inputs: Inputs, rows: int, bucket: int, found: WarmUp) -> Exception | None:
     best = float("inf")
     try:
-        for _ in range(_RUNS):
+        for _ in range(_RUNS if runner.steps is None else 1):
             began = time.perf_counter()
             runner.trial(inputs, rows)
             best = min(best, time.perf_counter() - began)

@@ -97,6 +97,9 @@ class Inference(Section):
         30_000, ge=1, description="a batch that runs longer is a hang: the replica is restarted"
     )
     start_timeout_ms: int = Field(300_000, ge=1_000, description="to load and warm up a replica")
+    max_steps: int = Field(
+        4_096, ge=1, description="of a row, where the model runs in steps: one that has not ended by then is an error"
+    )
     prepare_workers: int = Field(
         0, ge=0, description="processes per model that run prepare() before batching; 0: the replica runs it"
     )
