@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch", reason="the examples need torch")
 
 from forebay import Model  # noqa: E402
 from forebay.cli.demo_examples import NEEDS, Example, open_example  # noqa: E402
+from forebay.inference.completion import whole_call  # noqa: E402
+from forebay.inference.model import MOST_STEPS  # noqa: E402
 from forebay.settings import load  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +62,7 @@ def _collated(model: Model, requests: Sequence[Mapping[str, Any]]) -> dict[str, 
 def _run(model: Model, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The outputs of each request of one row."""
     with torch.inference_mode():
-        made = model.forward(**_collated(model, requests))
+        made = whole_call(model, MOST_STEPS)(**_collated(model, requests))
     outputs = dict(made) if isinstance(made, Mapping) else {model.outputs[0].name: made}
     return [
         {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
+import pytest
+
 from forebay.records import Code
 from tests.inference.stepwise import CRASHES, FAILS, HANGS, NOT_A_NUMBER
 from tests.integration.job import Job, check_once, error_code
@@ -30,7 +32,8 @@ def check(outcomes: Iterable[Read], failed: Iterable[int]) -> None:
             assert (passed["data"], half["data"]) == (list(range(length)), [length / 2])
 
 
-def test_rows_of_all_lengths_have_their_own_results_once_and_the_guilty_their_errors(job: Job) -> None:
+@pytest.mark.parametrize("guarantee", ["at_least_once", pytest.param("exactly_once", marks=pytest.mark.long)])
+def test_rows_of_all_lengths_have_their_own_results_once_and_the_guilty_their_errors(job: Job, guarantee: str) -> None:
     """Eight at a time, one in eight with 40 steps, the others with 2 to 4: static takes 40 steps for each batch."""
     job.send(asks(range(COUNT), LENGTHS))
     worker = job.start(
@@ -40,6 +43,7 @@ def test_rows_of_all_lengths_have_their_own_results_once_and_the_guilty_their_er
             "batch.max_batch_size": 8,
             "inference.execution_timeout_ms": 4_000,
             "delivery.max_attempts": 2,
+            "delivery.guarantee": guarantee,
         }
     )
     outcomes = job.await_settled()

@@ -46,6 +46,8 @@ def test_every_metric_that_top_reads_is_one_that_the_worker_exports() -> None:
     metrics.batch_size.labels("m").observe(1)
     metrics.requests.labels("m", "ok").inc()
     metrics.cuts.labels("m", "idle").inc()
+    metrics.steps.labels("m").inc()
+    metrics.step_rows.labels("m").inc()
     metrics.dead_letters.labels("x").inc()
     metrics.lag.labels("t", "0").set(1)
     metrics.replica_memory.labels("0", "resident").set(1)
@@ -72,6 +74,20 @@ def test_rates_and_quantiles_come_from_what_happened_between_two_readings() -> N
     assert view["paused"] is True
     assert 2 < view["p50_ms"] <= 4
     assert 64 < view["p99_ms"] <= 128
+
+
+def test_of_a_model_that_runs_in_steps_the_batch_is_the_rows_of_a_step() -> None:
+    metrics = Metrics()
+    metrics.steps.labels("m").inc(10)
+    metrics.step_rows.labels("m").inc(70)
+    before = reading(metrics, 100.0)
+    metrics.steps.labels("m").inc(200)
+    metrics.step_rows.labels("m").inc(1_500)
+    view = overview(before, reading(metrics, 102.0))
+    assert (view["steps_per_second"], view["batch_size"]) == (100, 7.5)
+    out = io.StringIO()
+    Console(file=out, width=80).print(render([view], "forebay top"))
+    assert "100 steps/s of 7.5 rows" in out.getvalue()
 
 
 def test_a_quiet_worker_has_no_latency() -> None:

@@ -44,6 +44,14 @@ def test_an_original_with_another_answer_is_trouble() -> None:
     assert summed([sample], [an_arrival(sample, "dog")]).troubles == ["1 unmodified, without the right answer"]
 
 
+def test_of_a_model_that_runs_in_steps_each_result_tells_how_many_rows_its_last_step_had() -> None:
+    samples = [a_sample() for _ in range(4)]
+    arrivals = [an_arrival(sample, size=size) for sample, size in zip(samples, (16, 16, 3, 1), strict=True)]
+    summary = summarise(samples, arrivals, 0, {"step": 4}, "embedded")
+    assert summary.batches == {1: 1, 3: 1, 16: 2}
+    assert summary.mean_batch_size == 9
+
+
 def test_a_missing_result_an_error_and_a_duplicate_are_each_trouble() -> None:
     samples = [a_sample(), a_sample(), a_sample()]
     summary = summed(samples, [an_arrival(samples[0]), an_arrival(samples[1], None)], duplicates=1)

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     example: Annotated[
-        str, typer.Option("--example", "-e", help="image_classifier, text_embedder or digits.")
+        str, typer.Option("--example", "-e", help="image_classifier, text_embedder, text_generator or digits.")
     ] = DEFAULT_EXAMPLE,
     requests: Annotated[
         int | None,

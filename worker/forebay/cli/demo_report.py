@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from forebay.cli.demo_examples import Answer, Sample
+from forebay.records import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Latency:
 class Summary:
     """The demo in numbers. `throughput` counts the requests that were sent at once, per second.
 
-    `batches` maps a size to the number of batches that had it, `cuts` a reason to the number of batches it cut.
+    `batches` maps a size to the number of batches that had it, `cuts` a reason to the number of batches it cut. Where
+    the model runs in steps a batch is one request's run, and its size that of its last step.
     """
 
     requests: int
@@ -83,6 +85,11 @@ class Summary:
         return not self.troubles
 
     @property
+    def runs_in_steps(self) -> bool:
+        """Whether requests joined and left between two steps."""
+        return Reason.STEP in self.cuts
+
+    @property
     def mean_batch_size(self) -> float:
         """Rows per batch, over batches."""
         count = sum(self.batches.values())
@@ -111,7 +118,7 @@ def summarise(
         throughput=_throughput(together),
         alone=_latency(alone),
         together=_latency(together),
-        batches=_batches(results),
+        batches=_batches(results, in_steps=Reason.STEP in cuts),
         cuts=dict(cuts),
         broker=broker,
     )
@@ -131,7 +138,7 @@ def _latency(arrivals: Sequence[Arrival]) -> Latency | None:
     return Latency(len(ordered), *(ordered[ceil(len(ordered) * share) - 1] for share in (0.5, 0.99)))
 
 
-def _batches(arrivals: Sequence[Arrival]) -> dict[int, int]:
-    """Count batches by size: a batch of n rows shows up in n results of one row each."""
+def _batches(arrivals: Sequence[Arrival], *, in_steps: bool) -> dict[int, int]:
+    """Count batches by size: a batch of n rows shows up in n results of one row each, a run in steps in one."""
     seen = Counter(arrival.batch_size for arrival in arrivals if arrival.batch_size)
-    return {size: round(count / size) for size, count in sorted(seen.items())}
+    return {size: count if in_steps else round(count / size) for size, count in sorted(seen.items())}

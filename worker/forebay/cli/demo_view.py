@@ -189,8 +189,12 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     for name, latency in (("one at a time", summary.alone), ("all at once", summary.together)):
         if latency is not None:
             yield f"latency, {name}", _percentiles(latency)
-    sizes = ", ".join(f"{number} of size {size}" for size, number in summary.batches.items())
-    yield "batches", f"mean size {summary.mean_batch_size:.1f}: {sizes}"
+    if summary.runs_in_steps:
+        most = max(summary.batches, default=0)
+        yield "rows at once", f"mean {summary.mean_batch_size:.1f} in the last steps of requests, at most {most}"
+    else:
+        sizes = ", ".join(f"{number} of size {size}" for size, number in summary.batches.items())
+        yield "batches", f"mean size {summary.mean_batch_size:.1f}: {sizes}"
     cuts = ", ".join(f"{in_words(reason)} ({count})" for reason, count in sorted(summary.cuts.items()))
     yield "cut because", cuts or "the worker does not say"
     yield "broker", KINDS[summary.broker]

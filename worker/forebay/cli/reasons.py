@@ -17,6 +17,7 @@ WHY: Mapping[str, str] = {
     Reason.DRAIN: "draining",
     Reason.SPLIT: "part of a larger one",
     Reason.ISOLATION: "finding a guilty row",
+    Reason.STEP: "a place was free",
 }
 
 

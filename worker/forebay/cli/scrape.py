@@ -112,6 +112,7 @@ def overview(before: Reading, after: Reading) -> dict[str, Any]:
     outcomes = increase(before, after, "forebay_requests_total", "outcome")
     seconds = max(after.at - before.at, 1e-9)
     memory = after.by("forebay_replica_memory_bytes", "kind")
+    steps, rows = (rate(before, after, f"forebay_{name}_total") for name in ("steps", "step_rows"))
     return {
         "url": after.url,
         "requests_per_second": rate(before, after, "forebay_requests_total"),
@@ -120,7 +121,8 @@ def overview(before: Reading, after: Reading) -> dict[str, Any]:
         "p50_ms": _milliseconds(quantile(before, after, duration, 0.5)),
         "p99_ms": _milliseconds(quantile(before, after, duration, 0.99)),
         "queue_p99_ms": _milliseconds(quantile(before, after, "forebay_queue_seconds", 0.99)),
-        "batch_size": mean(before, after, "forebay_batch_size"),
+        "batch_size": rows / steps if steps else mean(before, after, "forebay_batch_size"),
+        "steps_per_second": steps,
         "cuts": increase(before, after, "forebay_batch_cuts_total", "reason"),
         "queue_requests": after.total("forebay_queue_requests"),
         "queue_bytes": after.total("forebay_queue_bytes"),

@@ -209,6 +209,9 @@ def _notes(view: dict[str, Any], prefix: str) -> list[Any]:
         batches = sum(view["cuts"].values())
         shares = ", ".join(f"{in_words(reason)} {count / batches:.0%}" for reason, count in view["cuts"].items())
         notes.append(Text(f"{prefix}batches cut because: {shares}", "dim"))
+    if view["steps_per_second"]:
+        steps, rows = _compact(view["steps_per_second"]), _shown(view["batch_size"])
+        notes.append(Text(f"{prefix}{steps} steps/s of {rows} rows", "dim"))
     errors = {name: count for name, count in view["outcomes"].items() if name != "ok"}
     if errors:
         notes.append(Text(prefix + "errors: " + ", ".join(f"{n} {c:.0f}" for n, c in errors.items()), "red"))
