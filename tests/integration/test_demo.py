@@ -45,8 +45,9 @@ def _start(*arguments: str, environment: Mapping[str, str], folder: Path) -> sub
 
 
 def _hear_interrupts() -> None:
-    """Be as in a terminal: what runs in the background, as these tests may, has SIGINT ignored by its shell."""
+    """Be as in a terminal: what runs in the background, as these tests may, has signals ignored by its shell."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _run(*arguments: str, environment: Mapping[str, str], folder: Path) -> tuple[int, str, str]:
