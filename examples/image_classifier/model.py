@@ -59,7 +59,8 @@ class ImageClassifier(Model):
     def forward(self, pixels: torch.Tensor) -> Mapping[str, Any]:
         """Classify a batch. A row of pixels is channels-last already, so the permutation copies nothing."""
         images = (pixels.permute(0, 3, 1, 2).float() - MEAN) / SCALE
-        probabilities = self.net(images).float().softmax(-1)
+        precision = next(self.net.parameters()).dtype  # inference.precision has cast the weights, and inputs are bytes
+        probabilities = self.net(images.to(precision)).float().softmax(-1)
         score, index = probabilities.max(-1)
         label = [self.labels[number] for number in index.tolist()]
         return {"label": label, "score": score, "probabilities": probabilities}

@@ -191,6 +191,16 @@ def test_the_whole_matrix_can_be_read_on_a_screen(
     assert any(line.startswith("int8_weight_only inductor") and line.endswith("not faster") for line in lines)
 
 
+def test_precisions_that_the_machine_lacks_are_named_where_nothing_is_compiled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They used to be called by their compilation, none."""
+    table = [Tried("fp32", "none", 8, 0.004, 0.001, 0.0, "ran")]
+    table += [Tried(name, "none", verdict="not here: needs a CUDA device") for name in ("tf32", "int4")]
+    show(Comparison("m", "cpu", 0.02, table, table[0]))
+    assert "not here: tf32, int4: needs a CUDA device" in capsys.readouterr().out
+
+
 def test_where_nothing_passes_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     table = [tried("fp32", 0.0, 0.0, verdict="fails: no memory")]
     show(Comparison("m", "cpu", 0.02, table, judge(table, 0.02)))

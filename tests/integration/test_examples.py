@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -135,6 +136,16 @@ def test_the_warm_up_input_of_an_example_is_one_that_it_can_prepare(example: tup
     given = model.example()
     if given is not None:
         assert all(len(value) == 1 for value in _prepared(model, given).values())
+
+
+def test_the_classifier_names_a_photo_in_sixteen_bits_as_well(classifier: Model) -> None:
+    """It used to fail: what it makes of bytes was not cast as its weights were."""
+    photo = open_example("image_classifier").samples(1)
+    [exact] = _run(classifier, [photo[0].inputs])
+    precise = copy.copy(classifier)
+    precise.net = copy.deepcopy(classifier.net).bfloat16()  # type: ignore[attr-defined]
+    [rough] = _run(precise, [photo[0].inputs])
+    assert rough["label"] == exact["label"]
 
 
 def test_a_photo_gets_the_same_probabilities_alone_and_in_a_batch(classifier: Model) -> None:

@@ -124,7 +124,7 @@ def _reasons(tried: Sequence[Tried], kind: str) -> Iterator[str]:
         precisions, compilers = ({getattr(one, name) for one in some} for name in ("precision", "compile"))
         if len(some) > 1 and len(precisions) == 1:
             names = some[0].precision
-        elif len(some) > 1 and len(compilers) == 1:
+        elif len(some) > 1 and len(compilers) == 1 and compilers != {"none"}:
             names = some[0].compile
         else:
             names = ", ".join(map(_label, some))
