@@ -21,6 +21,7 @@ from forebay.settings import Batch, ModelSettings, Settings
 from forebay.stream.client_config import consumer_config, producer_config, share_config
 from forebay.stream.committer import Committer, Committing
 from forebay.stream.consumer import Consumer
+from forebay.stream.credentials import TakesCredentials
 from forebay.stream.identity import transactional_id
 from forebay.stream.leases import Leases
 from forebay.stream.offsets import Offsets
@@ -50,12 +51,14 @@ def build_rooms(
     rule = StartRule(kafka.auto_offset_reset, kafka.offset_out_of_range)
     throttling = Throttling()
     consumer = Consumer(throttling.watch("consumer", consumer_config(kafka, settings.batch)), kafka.input_topics, rule)
+    logins: list[TakesCredentials] = [consumer]
     interval = delivery.commit_interval_ms / 1000
 
     def make_outbox(encoder: Encoder) -> Outgoing:
+        outbox: Outbox | TransactionalOutbox
         if delivery.guarantee == "at_least_once":
             config = throttling.watch("producer", producer_config(kafka, delivery))
-            outbox: Outgoing = Outbox(config, encoder, kafka.dead_letter_topic, ordering=delivery.ordering)
+            outbox = Outbox(config, encoder, kafka.dead_letter_topic, ordering=delivery.ordering)
         else:
             named = delivery.model_copy(
                 update={"transactional_id": delivery.transactional_id or transactional_id(kafka.group_id)}
@@ -63,6 +66,7 @@ def build_rooms(
             config = throttling.watch("producer", producer_config(kafka, named))
             outbox = TransactionalOutbox(config, encoder, kafka.dead_letter_topic, consumer.group_metadata)
         outbox.limits = dict(limits)
+        logins.append(outbox)
         return outbox
 
     def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
@@ -70,7 +74,7 @@ def build_rooms(
             return TransactionalCommitter(outbox, offsets, interval, consumer)
         return Committer(consumer, offsets, interval, remembers=delivery.order_of_results == "none")
 
-    parts = {"consumer": consumer, "make_outbox": make_outbox, "make_committer": make_committer}
+    parts = {"consumer": consumer, "make_outbox": make_outbox, "make_committer": make_committer, "logins": logins}
     return assemble(settings, search, **parts, throttling=throttling)
 
 
@@ -86,17 +90,19 @@ def build_queue_rooms(settings: Settings, search: Sequence[Path], limits: Mappin
         most=settings.batch.queue_size,
         service=lambda: service_of(rooms.pool),
     )
+    logins: list[TakesCredentials] = [consumer]
 
     def make_outbox(encoder: Encoder) -> Outgoing:
         config = throttling.watch("producer", producer_config(kafka, delivery))
         outbox = Outbox(config, encoder, kafka.dead_letter_topic)
         outbox.limits = dict(limits)
+        logins.append(outbox)
         return outbox
 
     def make_committer(outbox: Outgoing, offsets: Offsets) -> Committing:
         return ShareCommitter(consumer, delivery.commit_interval_ms / 1000)
 
-    parts = {"consumer": consumer, "make_outbox": make_outbox, "make_committer": make_committer}
+    parts = {"consumer": consumer, "make_outbox": make_outbox, "make_committer": make_committer, "logins": logins}
     rooms = assemble(settings, search, **parts, offsets=leases, throttling=throttling)
     return rooms
 

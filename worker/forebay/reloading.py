@@ -1,8 +1,9 @@
 """Reloading: on SIGHUP the settings are read again, and each served model that changed is replaced while it serves.
 
 Its successors load, warm up and check themselves beside the old replicas and take over between two batches; whatever
-goes wrong, the old ones go on. One model after another, on the corridor's thread; only `ask` may be called from a
-signal handler. It knows the rooms as the corridor does, and nothing of Kafka.
+goes wrong, the old ones go on. A new user name or password for Kafka goes to the clients that run. One model after
+another, on the corridor's thread; only `ask` may be called from a signal handler. It knows the rooms as the corridor
+does, and nothing of Kafka.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from forebay.metrics import Metrics
 from forebay.reception import Reception
 from forebay.records import Request
 from forebay.rooms import Rooms
-from forebay.settings import ModelSettings, Settings
+from forebay.settings import Kafka, ModelSettings, Settings
 from forebay.stream.results import Encoder
 
 _log = logger("worker")
+
+_BY_PASSWORD = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}
+"""Mechanisms whose credentials a client takes while it runs."""
 
 
 class Served(NamedTuple):
@@ -93,12 +97,31 @@ class Reloading:
                 "reload_failed", why=str(error), goes_on="every model, as it was; mend this and send SIGHUP again"
             )
             return
+        self._take_credentials(settings.kafka)
         changed, fixed = self._compare(settings)
         self._waiting.extend(changed)
         names = [served.model.name for served in changed]
         _log.info("reload", models=names, unchanged=[name for name in self._serving if name not in names])
         if fixed:
-            _log.warning("reload_needs_restart", settings=fixed, why="only a model's own section is read while it runs")
+            why = "only a model's own section, and the user name and password for Kafka, are read while it runs"
+            _log.warning("reload_needs_restart", settings=fixed, why=why)
+
+    def _take_credentials(self, fresh: Kafka) -> None:
+        """Give what is connected to Kafka a new user name and password, where they alone say how to log in anew.
+
+        With another mechanism, certificate or address beside them they may not fit what the clients go on with.
+        """
+        kafka, security = self._settings.kafka, fresh.security
+        by_these = {"username": security.username, "password": security.password}
+        renewed = kafka.security.model_copy(update=by_these)
+        is_elsewhere = fresh.bootstrap_servers != kafka.bootstrap_servers
+        if security == kafka.security or security != renewed or is_elsewhere or security.mechanism not in _BY_PASSWORD:
+            return
+        username, password = security.username or "", security.password.get_secret_value() if security.password else ""
+        for login in self._rooms.logins:
+            login.take_credentials(username, password)
+        self._settings = self._settings.model_copy(update={"kafka": kafka.model_copy(update={"security": security})})
+        _log.info("credentials_changed", username=username)
 
     def _compare(self, settings: Settings) -> tuple[list[Served], list[str]]:
         """Return the models to replace, and what else differs: it stays as it is until a restart."""

@@ -14,6 +14,7 @@ from forebay.inference.replicas import Replica
 from forebay.records import Signature
 from forebay.settings import ModelSettings
 from forebay.stream.committer import Committing
+from forebay.stream.credentials import TakesCredentials
 from forebay.stream.member import Member
 from forebay.stream.offsets import Offsets
 from forebay.stream.outbox import Outgoing
@@ -37,6 +38,8 @@ class Rooms:
     make_committer: Callable[[Outgoing, Offsets], Committing]
     offsets: Offsets = field(default_factory=Offsets)
     throttling: Throttling = field(default_factory=Throttling)
+    logins: list[TakesCredentials] = field(default_factory=list)
+    """What logs in at Kafka while the worker runs."""
     has_compared: bool = False
     tracing: Tracing | None = None
 

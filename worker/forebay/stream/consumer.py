@@ -16,6 +16,7 @@ import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Partition, Record
+from forebay.stream.credentials import OneClient
 from forebay.stream.leaders import are_well
 from forebay.stream.member import Event, Listener
 from forebay.stream.questions import Questions
@@ -30,7 +31,7 @@ _NO_POSITION = -1001
 _REWIND_SECONDS = 5.0
 
 
-class Consumer:
+class Consumer(OneClient):
     """A group member that reads records and commits offsets; `start` subscribes."""
 
     def __init__(
@@ -43,7 +44,6 @@ class Consumer:
         self._config = config
         self._topics = list(topics)
         self._logger = logger or logging.getLogger("forebay.kafka")
-        self._client: Any = None
         self._listener: Listener | None = None
         self._failed: BaseException | None = None
         self._assignment_changed = False

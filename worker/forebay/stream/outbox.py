@@ -19,6 +19,7 @@ import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
 from forebay.records import Headers, Outcome, Partition, Record
+from forebay.stream.credentials import OneClient
 from forebay.stream.holdback import Holdback
 from forebay.stream.lines import Lines, has_letter
 from forebay.stream.results import Encoder
@@ -51,7 +52,7 @@ class Outgoing(Protocol):
     def close(self) -> None: ...
 
 
-class Outbox:
+class Outbox(OneClient):
     """Sends outcomes at least once, each time in the order in which they come where `ordering` asks for that.
 
     `limits` maps topics to their largest message in bytes, where it is known.
@@ -69,7 +70,6 @@ class Outbox:
         self._make_client = make_client
         self._encoder = encoder
         self._dead_letter_topic = dead_letter_topic
-        self._client: Any = None
         self._lines = Lines(ordering)
         self._holdback = Holdback()
         self._heard = False

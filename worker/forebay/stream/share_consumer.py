@@ -126,6 +126,11 @@ class ShareConsumer(Offsetless):
             )
         return max(min(most, int(service.rows_per_second * lock * _TAKE_UNTIL)), 1)
 
+    def take_credentials(self, username: str, password: str) -> None:
+        """Let every hand log in by these; no client is made after the start."""
+        for hand in self.hands:
+            hand.take_credentials(username, password)
+
     def receive(self, limit: int, wait: float) -> list[Record]:
         """Return at most `limit` records; waits up to `wait` seconds for the first.
 

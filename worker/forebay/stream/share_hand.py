@@ -90,6 +90,10 @@ class Hand:
             for place in list(self.wave.left):
                 self.wave.judge(place, Verdict.RELEASE)
 
+    def take_credentials(self, username: str, password: str) -> None:
+        """Let the client log in by these."""
+        self._client.set_sasl_credentials(username, password)
+
     def close(self) -> None:
         """Send what was decided and leave the group."""
         self._tell()

@@ -11,6 +11,7 @@ from typing import Any
 import confluent_kafka as ck
 
 from forebay.errors import ConfigError, KafkaFatalError
+from forebay.stream.credentials import give
 from forebay.watchdog import leave_within
 
 _FORBIDDEN = {ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED}
@@ -85,6 +86,10 @@ class TransactionalProducer:
         """Drop the client: what it may still have under way is fenced when the next one begins."""
         self.client, self.has_begun = None, False
         self._is_in_doubt = self._is_in_doubt or in_doubt
+
+    def take_credentials(self, username: str, password: str) -> None:
+        """Let the client log in by these, whatever it is at, and the next one."""
+        give(self.client, self.config, username, password)
 
     def _not_begun(self, error: ck.KafkaException, now: float) -> None:
         """Decide what it means that the client has not begun: it goes on by itself, is made anew, or ends the run."""

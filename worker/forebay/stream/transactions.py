@@ -100,6 +100,11 @@ class TransactionalOutbox:
         """Whether a transaction may begin: the producers are there, and the positions are those that are committed."""
         return self._begin_anew(_BEGIN_SECONDS) and not self.must_rewind
 
+    def take_credentials(self, username: str, password: str) -> None:
+        """Let both producers log in by these; a transaction under way goes on."""
+        for producer in (self._producer, self._other):
+            producer.take_credentials(username, password)
+
     def send(self, outcome: Outcome, now: float) -> None:
         """Let an outcome wait for the next transaction."""
         self.unacknowledged += 1

@@ -36,7 +36,7 @@ def login_refused(why: str) -> str:
     """Say that brokers do not let a client in, or that it does not trust them, and the mend."""
     return (
         f"the login or TLS fails ({plain_cause(why)}); if this worker's password or certificate was changed or has "
-        "expired, start it again with the new one"
+        "expired, start it again with the new one (for a password in a file SIGHUP is enough, except in queue mode)"
     )
 
 
