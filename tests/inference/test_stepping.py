@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from forebay import TensorSpec
 from forebay.errors import ConfigError, ModelError
 from forebay.inference.assembly import build_pool
+from forebay.inference.completion import one_row
+from forebay.inference.declared import ContractError
 from forebay.inference.inline import InlineTransport
 from forebay.inference.stepping import Stepping
 from forebay.records import Batch, Code, Failure, Reason, Request
@@ -339,3 +344,16 @@ def test_a_request_that_is_too_large_for_its_share_of_the_staging_memory_is_refu
 def test_settings_that_steps_cannot_follow_stop_the_start(values: dict[str, Any], word: str) -> None:
     with pytest.raises((ConfigError, ModelError), match=word):
         Scene(8, **values)
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ("x", "step() gave o a str, not a tensor"),
+        ({"p": torch.arange(2)}, "ended a row without output 'o'"),
+        (torch.tensor([1.5]), "convert it with .to(torch.int64)"),
+    ],
+)
+def test_what_a_row_ends_with_is_checked_against_what_was_declared(ended: Any, said: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(said)):
+        one_row("M", [TensorSpec("o", "INT64", [-1, -1])], ended)

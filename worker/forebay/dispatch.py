@@ -17,6 +17,7 @@ from forebay.records import Code, Failure, Reason, Request
 from forebay.turns import Turns
 
 _PASSED = "the deadline passed before the request ran"
+_TOO_LATE = "the deadline passed before the request had run to its end"
 
 
 class Dispatch:
@@ -63,7 +64,7 @@ class Dispatch:
             for request in batcher.expire(now):
                 yield request, Failure(Code.DEADLINE_EXCEEDED, _why_late(request, now))
         for request in self._pool.expire(now):
-            yield request, Failure(Code.DEADLINE_EXCEEDED, _PASSED)
+            yield request, Failure(Code.DEADLINE_EXCEEDED, _TOO_LATE)
 
     def submit(self, now: float, *, draining: bool) -> None:
         """Cut the batches that are due and stage them at the replicas."""

@@ -46,10 +46,11 @@ def one_row(name: str, specs: Sequence[TensorSpec], found: Any) -> list[Any]:
         if spec.name not in found:
             raise ContractError(f"{name}.step() ended a row without output {spec.name!r}")
         value = found[spec.name]
-        with_rows = (
-            value[None].clone() if isinstance(value, torch.Tensor) else [value]
-        )  # the model may write on into it
-        outputs.append(as_declared(spec, with_rows, 1, "step()"))
+        if isinstance(value, torch.Tensor):
+            value = value[None].clone()  # the model may write on into it
+        elif spec.datatype == "BYTES":
+            value = [value]
+        outputs.append(as_declared(spec, value, 1, "step()"))
     return outputs
 
 
