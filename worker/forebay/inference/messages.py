@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from forebay.inference.model import MOST_STEPS
+
 
 class Spec(msgspec.Struct, array_like=True, frozen=True):
     """A declared tensor."""
@@ -62,7 +64,7 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     session: str = ""
     known: list[bytes] = []
     continuous: bool = False
-    max_steps: int = 4096
+    max_steps: int = MOST_STEPS
 
 
 class Placed(msgspec.Struct, array_like=True):
@@ -159,7 +161,6 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     tried: list[Tried] = []
     threads: int = 0
     answer: list[bytes] = []
-    runs_in_steps: bool = False
     slots: int = 0
 
 
@@ -185,8 +186,8 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     that were planned as parts, of a request larger than a batch or of a batch above the cap; the others isolate.
     `recompiles` counts executions that ran uncompiled since the last batch, `refused` those that ran out of memory.
     A preparer answers with it, too: its outputs are prepared tensors, one part per request. It alone sets `seconds`,
-    each request took, and `costs`, what `prepare` said of each; 0 where it said nothing. `rows` are those of the last
-    step, of a model that runs in steps.
+    what each request took, and `costs`, what `prepare` said of each; 0 where it said nothing. `rows` are those of the
+    last step, of a model that runs in steps.
     """
 
     number: int

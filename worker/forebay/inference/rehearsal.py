@@ -31,11 +31,11 @@ def rehearse(runner: Runner, model: Model, start: Start) -> None:
     rows = max(min(start.max_batch_size, start.input_bytes // max(_size(row), 1)), 1)
     if start.max_cost is not None and not (runner.prepares or start.takes_prepared):
         rows = max(min(rows, start.max_cost // max(cost_of(row, 1, start.cost_unit), 1)), 1)
-    slots = start.slots
-    if runner.steps is not None:  # each is a whole run from begin to end
-        rows, slots = 1, 1
-    for turn in range(slots if runner.steps is not None else _TURNS * slots):
-        job = stage(runner, start, repeated(row, rows), rows, turn % slots)
+    turns = _TURNS * start.slots
+    if runner.steps is not None:  # one is a whole run from begin to end
+        rows = turns = 1
+    for turn in range(turns):
+        job = stage(runner, start, repeated(row, rows), rows, turn % start.slots)
         if job is not None:
             runner.run(job)
             runner.rehearsed[job.slot] = job

@@ -154,7 +154,6 @@ def _get_ready(start: Start, memory: mmap.mmap, device: Device, notes: list[str]
         tried=adopted.tried,
         threads=torch.get_num_threads() if device.device.type == "cpu" else 0,
         answer=runner.canary.answer if runner.canary is not None else [],
-        runs_in_steps=runs_in_steps(model),
         slots=start.slots if joins else 0,
     )
     return ready, runner
